@@ -16,7 +16,7 @@ from typing import Any
 
 import flash_attn
 import torch
-from flash_attn import backends, fp8
+from flash_attn import fp8
 from flash_attn.arguments import (
     as_int,
     check_alike,
@@ -36,8 +36,9 @@ from flash_attn.calls import AttentionCall, CacheCall, Window, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fa3 import chunks, operators, rotary, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
-from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_window, used_rows
+from flash_attn.fa3.inputs import chosen_rows, factors, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
+from flash_attn.fp8_cache import has_wide_queries, set_descales
 from flash_attn.memory import refuse_shared
 from flash_attn.tracing import refuse_transforms
 
@@ -302,6 +303,8 @@ def flash_attn_with_kvcache(
     rotary_seqlens     int32 (batch,): where rotary angles, if any, start instead of at cache_seqlens
     cache_batch_idx    with page_table: the row of it that each sequence of q has
     attention_chunk    > 0: a query sees keys of its own chunk of so many only
+    k_descale, v_descale   fp32 (batch, heads_k): k_cache and v_cache are FP8. q is FP8 with q_descale, and out is bf16;
+                       or q is fp16 or bf16, as out is then, and nothing is appended
 
     Returns out, with return_softmax_lse (out, softmax_lse, out_partial, lse_partial), the last two empty.
     """
@@ -322,13 +325,11 @@ def flash_attn_with_kvcache(
         max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
         attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux, qv=qv,
     )  # fmt: skip
-    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES)
+    given = q_descale, k_descale, v_descale
+    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, k_cache.dtype if has_wide_queries(call, given) else None)
     if scheduler_metadata is not None:
         check_index("scheduler_metadata", scheduler_metadata, q, 1)
-    if is_fp8(q) or any(x is not None for x in (q_descale, k_descale, v_descale)):
-        if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := backends.select(q).fp8_format(q)):
-            raise TypeError(f"q: got {q.dtype}, wanted {wanted}, the format of this GPU")
-        call.descales = descales_of(q, k_cache, call.batch, (q_descale, k_descale, v_descale))
+    set_descales(call, given)
     if is_fp8(q):
         call = rotary.turned(call)
     call.q = maybe_contiguous(call.q)

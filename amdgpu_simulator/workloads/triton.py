@@ -23,6 +23,8 @@ from amdgpu_simulator.isa import assembly, disassembly, machine
 from amdgpu_simulator.workloads import Workload, every_tile
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+# Over a cache in FP8 the queries are bf16.
+_FP8 = {name: dtype for dtype, name in FP8_TYPES.items()}
 # Matrix products per tile: over the columns of q and k, and over the columns of v.
 _PRODUCTS = {
     **dict.fromkeys(("fwd", "fp8-fwd", "int8-fwd", "bwd-dbias"), (1, 1)),
@@ -194,9 +196,16 @@ def _shared_bias(variant: Variant, rows: int, batch: int, keys: int) -> None:
 
 def _cached(variant: Variant, rows: int, length: int) -> None:
     generator = torch.Generator().manual_seed(0)
+    small = _FP8.get(variant.dtype)
     q, cache = (
-        torch.randn(1, n, heads, _key_dim(variant), generator=generator).to(DTYPES[variant.dtype])
-        for n, heads in ((1, rows), (length, 1))
+        torch.randn(1, n, heads, _key_dim(variant), generator=generator).to(dtype)
+        for n, heads, dtype in (
+            (1, rows, DTYPES.get(variant.dtype, torch.bfloat16)),
+            (length, 1, small or DTYPES[variant.dtype]),
+        )
     )
+    descale = None if small is None else torch.ones(1, 1)
     sinks = torch.zeros(rows) if variant.kind == "sink" else None
-    flash_attn_with_kvcache(q, cache, cache[..., : variant.block_d], cache_seqlens=length, num_splits=1, s_aux=sinks)
+    flash_attn_with_kvcache(
+        q, cache, cache[..., : variant.block_d], cache_seqlens=length, num_splits=1, s_aux=sinks, k_descale=descale
+    )

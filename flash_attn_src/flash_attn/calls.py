@@ -224,8 +224,8 @@ class CacheCall:
     attention_chunk    > 0: a query sees keys of its own chunk of so many only
     num_splits, sm_margin, max_seqlen_k   speed only: splits of the keys (0: by shape), multiprocessors that are left
                        alone, the most keys of a sequence where the host knows and the cache has room for more
-    descales           fp32 (batch, heads_k) of q, k and v: these are FP8 tensors, whose result is bf16 and which have
-                       no rotary embedding
+    descales           fp32 (batch, heads_k) of q, k and v: the caches are FP8 tensors, q is FP8 (the result is bf16),
+                       bf16 or fp16 (nothing is appended); no rotary embedding
     s_aux              as in AttentionCall
     qv                 shaped as out: a second query, for which the values are keys: the scores are q k^T + qv v^T
     """

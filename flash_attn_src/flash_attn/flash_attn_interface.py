@@ -61,6 +61,7 @@ from flash_attn.custom_ops import (
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.dmask import _get_block_size_n
+from flash_attn.fp8_cache import has_wide_queries, set_descales
 
 if BEFORE_2_7:
     from flash_attn.api_2_6 import (
@@ -396,6 +397,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     s_aux: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of q (batch, seqlen_q, heads, head_dim) over a cache of keys and values; no backward.
 
@@ -410,6 +413,9 @@ def flash_attn_with_kvcache(
     cache_batch_idx    int32 (batch,): the row of the cache that each sequence uses; not with block_table
     cache_leftpad      int32 (batch,): where each sequence's keys begin
     num_splits         how many splits of the keys, 0 for a choice by shape: speed only
+    k_descale, v_descale   fp32 (batch, heads_k), factors of k_cache and v_cache in FP8 (float8_e4m3fnuz on gfx942,
+                       float8_e4m3fn elsewhere), None for 1. With one of them the caches are FP8, q is fp16 or bf16, and
+                       nothing is appended. Keywords alone, because upstream has none
 
     head_dim may be larger, 576 for multi-head latent attention, where v_cache is the view k_cache[..., :512] and v the
     view k[..., :512]: at most 64 columns more than v_cache has.
@@ -428,7 +434,9 @@ def flash_attn_with_kvcache(
         rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
         s_aux=s_aux,
     )  # fmt: skip
-    check_kvcache(call, return_softmax_lse)
+    given = None, k_descale, v_descale
+    check_kvcache(call, return_softmax_lse, dtype_cache=k_cache.dtype if has_wide_queries(call, given) else None)
+    set_descales(call, given)
     check_pages(call)
     call.q = maybe_contiguous(call.q)
     if call.k is not None and v is not None:

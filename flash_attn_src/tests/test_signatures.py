@@ -22,10 +22,13 @@ TAIL = (
 )
 # What upstream does not have, by keyword alone. The functions of dense tensors have both.
 OWN = ("s_aux", "attn_bias")
+OWN_OF_CACHE = ("s_aux", "k_descale", "v_descale")
 
 
 def _own(name: str) -> tuple[str, ...]:
-    return OWN[:1] if "varlen" in name or "kvcache" in name else OWN
+    if "kvcache" in name:
+        return OWN_OF_CACHE
+    return OWN[:1] if "varlen" in name else OWN
 
 
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
@@ -64,7 +67,7 @@ def _signature(function: Callable[..., Any]) -> str:
     parts = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            assert name in OWN
+            assert name in (*OWN, *OWN_OF_CACHE)
             assert parameter.default is None
             continue
         assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD

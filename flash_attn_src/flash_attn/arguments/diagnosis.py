@@ -66,15 +66,20 @@ def diagnose_tensors(
     name_k: str = "k",
     name_v: str = "v",
     dtypes: tuple[torch.dtype, ...] = DTYPES,
+    dtype_k: torch.dtype | None = None,
 ) -> None:
+    """dtype_k: the type of k and v where it is not the type of q."""
     axes_k = axes_k or axes_q
     for name, x, axes in (("q", q, axes_q), (name_k, k, axes_k), (name_v, v, axes_k)):
         check_strided(name, x)
         if x.dim() != len(axes):
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
-        if x.dtype not in dtypes and not (x.dtype is torch.float64 and x.is_cpu):
+        if dtype_k is not None and x is not q:
+            if x.dtype is not dtype_k:
+                raise TypeError(f"{name}: got {x.dtype}, wanted {dtype_k} as {name_k} has")
+        elif x.dtype not in dtypes and not (x.dtype is torch.float64 and x.is_cpu):
             raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
-        if x.dtype is not q.dtype:
+        elif x.dtype is not q.dtype:
             raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has")
         if x.device != q.device:
             raise ValueError(f"{name}: got a tensor on {x.device}, wanted {q.device} where q is")

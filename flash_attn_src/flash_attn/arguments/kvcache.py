@@ -32,10 +32,11 @@ def check_kvcache(
     call: CacheCall,
     return_softmax_lse: bool,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
+    dtype_cache: torch.dtype | None = None,
 ) -> None:
     """Checks a call over a cache whose cache_seqlens is an int, a tensor or None, and completes it.
 
-    dtypes: the types that the interface takes.
+    dtypes: the types that the interface takes. dtype_cache: the type of the cache where it is not the type of q.
     """
     split_absorbed(call)
     q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
@@ -105,7 +106,7 @@ def check_kvcache(
         left = left if 0 <= left < OPEN_WINDOW else -1
         right = right if 0 <= right < OPEN_WINDOW else -1
     else:
-        left, right = _diagnose(call, dtypes)
+        left, right = _diagnose(call, dtypes, dtype_cache)
         diagnose_sinks(call.s_aux, q)
         refuse_gradients(
             s_aux=call.s_aux, softmax_scale=softmax_scale, rotary_cos=call.rotary_cos, rotary_sin=call.rotary_sin
@@ -121,12 +122,12 @@ def check_kvcache(
         call.softmax_scale = (q.shape[-1] + (0 if call.qv is None else call.qv.shape[-1])) ** -0.5
 
 
-def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...]) -> tuple[int, int]:
+def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], dtype_cache: torch.dtype | None) -> tuple[int, int]:
     """The window. Raises if a tensor or an option is wrong."""
     q, k_cache, block_table, cu_seqlens_q = call.q, call.k_cache, call.block_table, call.cu_seqlens_q
     axes_q = _AXES if cu_seqlens_q is None else ("total_q", "heads", "head_dim")
     axes_cache = _AXES if block_table is None else ("pages", "page_size", "heads", "head_dim")
-    diagnose_tensors(q, k_cache, call.v_cache, axes_q, axes_cache, "k_cache", "v_cache", dtypes)
+    diagnose_tensors(q, k_cache, call.v_cache, axes_q, axes_cache, "k_cache", "v_cache", dtypes, dtype_cache)
     batch = q.shape[0]
     if cu_seqlens_q is not None:
         check_index("cu_seqlens_q", cu_seqlens_q, q, 1)

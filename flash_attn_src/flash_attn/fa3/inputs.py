@@ -7,9 +7,8 @@ import torch
 from flash_attn.arguments import check_index, check_window
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import Descales, Window
+from flash_attn.fp8_cache import descales_of
 from flash_attn.tracing import is_traced
-
-_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def one_window(left: int, right: int, window_size: Window | None) -> Window:
@@ -23,29 +22,6 @@ def one_window(left: int, right: int, window_size: Window | None) -> Window:
             f"window_size: got {window_size!r}, wanted None with window_size_left = {left}, window_size_right = {right}"
         )
     return window
-
-
-def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> _Three | None:
-    """Descales (batch, heads_k) of FP8 tensors, 1 by default; None for other tensors."""
-    heads_k = k.shape[-2]
-    found = []
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
-        if descale is None:
-            descale = torch.ones((batch, heads_k), dtype=torch.float32, device=q.device)
-        elif not isinstance(descale, torch.Tensor):
-            raise TypeError(f"{name}: got {type(descale).__name__}, wanted a float32 tensor or None")
-        elif not is_fp8(q):
-            raise ValueError(f"{name}: got a tensor, wanted None as q is {q.dtype}, not FP8")
-        elif descale.layout is not torch.strided:
-            raise TypeError(f"{name}: got a tensor of layout {descale.layout}, wanted a dense one")
-        elif descale.shape != (batch, heads_k) or descale.dtype is not torch.float32 or descale.device != q.device:
-            raise ValueError(
-                f"{name}: got {descale.dtype} {tuple(descale.shape)} on {descale.device}, wanted torch.float32 "
-                f"({batch}, {heads_k}) on {q.device}"
-            )
-        found.append(descale)
-    q_descale, k_descale, v_descale = found
-    return (q_descale, k_descale, v_descale) if is_fp8(q) else None
 
 
 def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> Descales:

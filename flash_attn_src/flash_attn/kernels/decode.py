@@ -17,13 +17,15 @@ from flash_attn.kernels.common import (
     HAS_SINKS,
     LN2,
     LOG2E,
+    QUERY_HAS_16_BITS,
+    QUERY_IS_FP16,
     cast,
     query_span,
     row_stride,
     shifted,
     sum_of_weights,
 )
-from flash_attn.kernels.groups import CachePages, CacheScores, CacheTile, PagedRows, SeenKeys
+from flash_attn.kernels.groups import CachePages, CacheScores, CacheTile, PagedRows, QueryRows, SeenKeys
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
 from flash_attn.kernels.scores import add_sink, alibi_bias, apply_softcap, join_sinks, load_sinks
 from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_at, load_tile
@@ -58,6 +60,40 @@ def _result(out):
 
 
 @triton.jit
+def _load_bits(bits, offs, mask, flags):
+    """Queries of 16 bits, bf16 or fp16, as fp32."""
+    b_bits = tl.load(bits[:, None] + offs[None, :], mask=mask, other=0)
+    if flags & QUERY_IS_FP16:
+        b_wide = b_bits.to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        b_wide = (b_bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return b_wide
+
+
+@triton.jit
+def _load_queries(q, offs, mask):
+    """Columns offs of the queries. Over a cache in FP8 they are fp16, whatever q is."""
+    if q.rows.dtype.element_ty.is_fp8():
+        if q.flags & QUERY_HAS_16_BITS:
+            b_q = (_load_bits(q.bits, offs, mask, q.flags) * q.factor).to(tl.float16)
+        else:
+            b_q = tl.load(q.rows[:, None] + offs[None, :], mask=mask, other=0.0).to(tl.float16)
+    else:
+        b_q = tl.load(q.rows[:, None] + offs[None, :], mask=mask, other=0.0)
+    return b_q
+
+
+@triton.jit
+def _into_range(b_top):
+    """(factor, inverse): the power of 2 that brings the largest magnitude b_top to 2 ** 13 to 2 ** 14, and its inverse.
+    Then all queries are fp16 with its full precision down to 2 ** -27 of the largest."""
+    b_top = tl.minimum(tl.maximum(b_top, 2.0**-100), 2.0**123)
+    exponent = b_top.to(tl.int32, bitcast=True) >> 23  # with its bias of 127
+    factor = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
+    return factor, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _visible_keys(diagonal, sk, window_left, window_right, chunk):
     """The first and the last key that a query sees, with its diagonal at key `diagonal`. No key if last < first."""
     first = tl.maximum(diagonal - window_left, 0)
@@ -78,18 +114,15 @@ def _add_pieces(
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     for d in tl.range(0, WIDTH, BLOCK_K):
         offs_d = d + tl.arange(0, BLOCK_K)  # [BLOCK_K]
-        b_q = tl.load(  # [BLOCK_M, BLOCK_K]
-            p_q[:, None] + offs_d[None, :],
-            mask=seen.real[:, None] & (offs_d[None, :] < rows.head_dim),
-            other=0.0,
-        )
+        inside_q = seen.real[:, None] & (offs_d[None, :] < rows.head_dim)  # [BLOCK_M, BLOCK_K]
+        b_q = _load_queries(p_q, offs_d, inside_q)  # [BLOCK_M, BLOCK_K]
         if PAGE_MODE == PAGE_PER_KEY:
             b_k = _load_paged(rows, d, position, inside, pages, BLOCK_K)  # [BLOCK_N, BLOCK_K]
         else:
             b_k = load_tile(  # [BLOCK_N, BLOCK_K]
                 rows.base + d, start, offs_n, rows.stride, limit, rows.head_dim - d, BLOCK_K
             )
-        b_s = tl.dot(_widen(b_q), tl.trans(_widen(b_k)), b_s, input_precision="ieee")
+        b_s = tl.dot(b_q, tl.trans(_widen(b_k)), b_s, input_precision="ieee")
     return b_s
 
 
@@ -158,7 +191,7 @@ def _attend_block(
             b_k = load_tile(  # [BLOCK_D, BLOCK_N]
                 k.base, start, offs_n, k.stride, limit, k.head_dim, TILE.BLOCK_D, True
             )
-        b_s = tl.dot(_widen(b_q), _widen(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        b_s = tl.dot(b_q, _widen(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     if PAGE_MODE == PAGE_PER_KEY:
         b_v = _load_paged(v, 0, pos_n + pages.leftpad, inside, pages, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
     else:
@@ -235,8 +268,10 @@ def attn_decode(
     keys are the ones of `cached_keys` and then the ones of `new_keys`. Strides of q, k, v and out, and head dims, are
     in units of VEC elements (16 bytes), other strides in elements. Windows are finite. chunk > 0: a query sees only the
     keys in its own chunk of so many keys. FP8 numbers are cast to fp16, which represents all of them. descales are
-    (batch, nheads_k), and out is bf16. num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim_v),
-    and partial_lse, both with the layout of lse. partial_lse is -inf where a split holds no key.
+    (batch, nheads_k), and out is bf16. Over a cache in FP8 the queries may be bf16 or fp16, and out has their type:
+    `flags` says so, and VEC counts elements of the cache.
+    num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim_v), and partial_lse, both with the layout
+    of lse. partial_lse is -inf where a split holds no key.
     PAGE_MODE: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one
     page, from its padding on. HAS_SCORE_MOD: there may be softcap and ALiBi. USE_SINKS: there may be sinks, which join
     the first split; else sinks is None.
@@ -310,11 +345,30 @@ def attn_decode(
     p_q_rows = p_q + (query64 * stride_qm + member64 * stride_qh)  # [BLOCK_M]
     in_q = real[:, None] & (offs_d[None, :] < head_dim)  # [BLOCK_M, BLOCK_D]
     in_out = real[:, None] & (offs_v[None, :] < head_dim_v)  # [BLOCK_M, BLOCK_V]
-    p_qv_rows = p_q_rows
+    p_bits = p_q_rows
+    factor, inverse, ratio = 1.0, 1.0, 1.0
+    if k.dtype.element_ty.is_fp8():
+        p_q_rows = p_q_rows.to(tl.pointer_type(k.dtype.element_ty))  # interpreted, q is a pointer to its own type
+        start_q = batch64 * stride_qb * VEC + q_start.to(tl.int64) * stride_qm
+        start_q += (key_head * group * VEC).to(tl.int64) * stride_qh
+        p_bits = q.to(tl.pointer_type(tl.int16)) + start_q + (query64 * stride_qm + member64 * stride_qh)  # [BLOCK_M]
+        if flags & QUERY_HAS_16_BITS:
+            if HAS_LATENT_QUERY:
+                b_first = _load_bits(p_bits, offs_v, in_out, flags)  # [BLOCK_M, BLOCK_V]
+                b_rest = _load_bits(p_bits + head_dim_v, offs_d, in_q, flags)  # [BLOCK_M, BLOCK_D]
+                if flags & HAS_DESCALE:  # scores have the descale of the keys, and the values are keys here
+                    ratio = tl.load(v_descale + (batch * nheads_k + key_head))
+                    ratio /= tl.load(k_descale + (batch * nheads_k + key_head))
+                b_top = tl.maximum(tl.max(tl.abs(b_first)) * ratio, tl.max(tl.abs(b_rest)))
+            else:
+                b_top = tl.max(tl.abs(_load_bits(p_bits, offs_d, in_q, flags)))
+            factor, inverse = _into_range(b_top)
+    rows_q = QueryRows(p_q_rows, p_bits, factor, flags)
+    rows_qv = QueryRows(p_q_rows, p_bits, factor * ratio, flags)
     if HAS_LATENT_QUERY:
-        b_qv = tl.load(p_qv_rows[:, None] + offs_v[None, :], mask=in_out, other=0.0)  # [BLOCK_M, BLOCK_V]
-        p_q_rows += head_dim_v
-    b_q = tl.load(p_q_rows[:, None] + offs_d[None, :], mask=in_q, other=0.0)  # [BLOCK_M, BLOCK_D]
+        b_qv = _load_queries(rows_qv, offs_v, in_out)  # [BLOCK_M, BLOCK_V]
+        rows_q = QueryRows(p_q_rows + head_dim_v, p_bits + head_dim_v, factor, flags)
+    b_q = _load_queries(rows_q, offs_d, in_q)  # [BLOCK_M, BLOCK_D]
     if not HAS_LATENT_QUERY:
         b_qv = b_q
     kv_head = (key_head * VEC).to(tl.int64)
@@ -340,7 +394,7 @@ def attn_decode(
         kv_plane = batch * nheads_k + key_head
         scale *= tl.load(q_descale + kv_plane) * tl.load(k_descale + kv_plane)
         out_scale = tl.load(v_descale + kv_plane)
-    scores = CacheScores(scale, softcap, b_slope)
+    scores = CacheScores(scale * inverse, softcap, b_slope)
     b_acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)  # [BLOCK_M, BLOCK_V]
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
     b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
@@ -362,7 +416,7 @@ def attn_decode(
             ahead = n + BLOCK_N
             next_page = tl.load(p_table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
         b_acc, b_m, b_l = _attend_block(
-            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, seen, rows_k, rows_v, n, sk, page, pages, scores,
+            b_acc, b_m, b_l, b_q, b_qv, rows_q, rows_qv, seen, rows_k, rows_v, n, sk, page, pages, scores,
             CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K), PAGE_MODE, HAS_LATENT_QUERY, False,
             HAS_SCORE_MOD, ROUND_HALF_UP, BREAK_DOT_CHAIN, WEIGHT_SHIFT,
         )  # fmt: skip
@@ -373,7 +427,7 @@ def attn_decode(
         if PAGE_MODE == PAGE_PER_BLOCK:
             page = tl.load(p_table + n // page_size, mask=in_pages, other=batch)
         b_acc, b_m, b_l = _attend_block(
-            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, seen, rows_k, rows_v, n, sk, page, pages, scores,
+            b_acc, b_m, b_l, b_q, b_qv, rows_q, rows_qv, seen, rows_k, rows_v, n, sk, page, pages, scores,
             CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K), PAGE_MODE, HAS_LATENT_QUERY, True,
             HAS_SCORE_MOD, ROUND_HALF_UP, BREAK_DOT_CHAIN, WEIGHT_SHIFT,
         )  # fmt: skip
@@ -396,4 +450,8 @@ def attn_decode(
     else:
         p_out = _result(out) + out_offset + (query64 * stride_om + member64 * stride_oh)  # [BLOCK_M]
         tl.store(lse + lse_row, tl.where(b_empty, float("inf"), b_lse), mask=real)
-        tl.store(p_out[:, None] + offs_v[None, :], b_acc.to(p_out.dtype.element_ty), mask=in_out)
+        if out.dtype.element_ty.is_fp8() and (flags & QUERY_IS_FP16) != 0:
+            p_fp16 = p_out.to(tl.pointer_type(tl.float16))  # [BLOCK_M]
+            tl.store(p_fp16[:, None] + offs_v[None, :], b_acc.to(tl.float16), mask=in_out)
+        else:
+            tl.store(p_out[:, None] + offs_v[None, :], b_acc.to(p_out.dtype.element_ty), mask=in_out)

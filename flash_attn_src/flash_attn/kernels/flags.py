@@ -19,6 +19,11 @@ SINKS_LIKE_OUT = 8192
 # The bias of the scores is fp32. Without it the bias has the element type of q.
 BIAS_IS_FP32 = 16384
 
+# The queries over a cache in FP8 have 16 bits. Without it they are FP8, too.
+QUERY_HAS_16_BITS = 32768
+# These queries, and the result, are fp16. Without it they are bf16.
+QUERY_IS_FP16 = 65536
+
 # The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.
 PACKED_BLOCKS = 2048
 

@@ -151,6 +151,16 @@ class SeenKeys(NamedTuple):
     last: Any
 
 
+class QueryRows(NamedTuple):
+    """Pointers to the rows of a tile of queries. bits: the same rows, where they have 16 bits over a cache in FP8.
+    factor: these rows are multiplied by it."""
+
+    rows: Any
+    bits: Any
+    factor: Any
+    flags: Any
+
+
 class CacheScores(NamedTuple):
     """Score modifiers of the rows of a tile. slope: of ALiBi, for each row."""
 

@@ -187,7 +187,7 @@ _LATENT = replace(
     name="latent",
     constants=tuple(name for name in _DECODE.constants if name != "BLOCK_D"),
     fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_LATENT_QUERY": True, "BLOCK_D": LATENT_DIM},
-    dtypes=DTYPES,
+    dtypes=(*DTYPES, "fp8"),
     sizes=(512,),
     kinds=("plain", "any"),
     sizes_of_kind={},

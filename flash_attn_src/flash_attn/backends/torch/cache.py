@@ -6,7 +6,7 @@ import torch
 
 from flash_attn.backends.torch import sequences, tiles
 from flash_attn.backends.torch.attention import in_own_types, slopes_of
-from flash_attn.backends.torch.fp8 import round_trip, sequence_of_rows
+from flash_attn.backends.torch.fp8 import out_dtype, sequence_of_rows
 from flash_attn.calls import CacheCall, new_out, replace
 
 
@@ -112,18 +112,23 @@ def _fp8_kvcache(
         for_q, for_k, for_v = (descale.repeat_interleave(group, 1) for descale in descales)
         wide_k, wide_v = call.k_cache.float(), call.v_cache.float()
         new_k, new_v = (x if x is None else x.float() for x in (call.k, call.v))
-        wide_q = round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q)
+        wide_q = _scaled(q, for_q * for_k, cu_seqlens_q)
+        wide_qv = None if call.qv is None else _scaled(call.qv, for_q * for_v, cu_seqlens_q)
         result, lse = kvcache(replace(
-            call, q=wide_q, k_cache=wide_k, v_cache=wide_v, k=new_k, v=new_v, out=None, descales=None
+            call, q=wide_q, k_cache=wide_k, v_cache=wide_v, k=new_k, v=new_v, out=None, descales=None, qv=wide_qv
         ))  # fmt: skip
         if new_k is not None:
             call.k_cache.copy_(wide_k)
             call.v_cache.copy_(wide_v)
-        if cu_seqlens_q is None:
-            result *= for_v[:, None, :, None]
-        else:
-            result *= for_v[sequence_of_rows(q, cu_seqlens_q)][..., None]
-        return (result.bfloat16() if call.out is None else call.out.copy_(result)), lse
+        result = _scaled(result, for_v, cu_seqlens_q)
+        return (result.to(out_dtype(q)) if call.out is None else call.out.copy_(result)), lse
+
+
+def _scaled(x: torch.Tensor, factor: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """x in fp32, multiplied by factors (batch, heads)."""
+    if cu_seqlens is None:
+        return x.float() * factor[:, None, :, None]
+    return x.float() * factor[sequence_of_rows(x, cu_seqlens)][..., None]
 
 
 def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
     kernels, ValueError where pages or rotary tables do not fit.
     """
-    vec = VEC[call.q.dtype]
+    vec = VEC[call.k_cache.dtype]
     if call.qv is not None and (reason := _unsupported_latent(call)) is not None:
         raise NotImplementedError(reason)
     if (call.q.shape[-1] | call.v_cache.shape[-1]) % max(vec, 8):
@@ -91,7 +91,7 @@ def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _unsupported_latent(call: CacheCall) -> str | None:
     """Why no kernel takes a call with qv, or None."""
-    if call.descales is not None:
+    if call.q.element_size() == 1:
         return "qv: not in FP8, pass fp16 or bf16"
     head_dim, head_dim_v = call.q.shape[-1], call.v_cache.shape[-1]
     if head_dim > LATENT_DIM or head_dim_v > LATENT_VALUE_DIM:

@@ -23,6 +23,8 @@ from flash_attn.kernels.flags import (
     HAS_DESCALE,
     HAS_LEFTPAD_K,
     HAS_SEQUSED_K,
+    QUERY_HAS_16_BITS,
+    QUERY_IS_FP16,
 )
 from flash_attn.kernels.splits import LATENT_RESIDENT, RESIDENT, profitable_splits
 from flash_attn.kernels.variants import bucket
@@ -43,9 +45,9 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
     cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
-    dtype, index, head_dim, head_dim_v = q.dtype, q.get_device(), q.shape[-1], v_cache.shape[-1]
+    index, head_dim, head_dim_v = q.get_device(), q.shape[-1], v_cache.shape[-1]
     batch = call.batch
-    vec = VEC[dtype]
+    vec = VEC[k_cache.dtype]
     if call.qv is not None:
         q = _joined(call.qv, q)
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
@@ -98,8 +100,13 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if call.descales is not None:
         flags |= HAS_DESCALE
         more = call.descales[0].contiguous(), call.descales[1].contiguous(), call.descales[2].contiguous()
+        if q.element_size() > 1:
+            flags |= QUERY_HAS_16_BITS | (QUERY_IS_FP16 if q.dtype is torch.float16 else 0)
     if kernel.takes_sinks:
-        sinks, sink_flags = sinks_of(call.s_aux, result.dtype)
+        s_aux = call.s_aux
+        if s_aux is not None and flags & QUERY_IS_FP16:  # the kernel knows no result but bf16 and takes fp32, too
+            s_aux = s_aux.float()
+        sinks, sink_flags = sinks_of(s_aux, result.dtype)
         more, flags = (*more, sinks), flags | sink_flags
     if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
         partial_lse.fill_(float("inf"))
@@ -151,7 +158,7 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     """The kernel for so many rows of a key head, the table in which it looks for pages, and their size. A cache without
     pages has one to a line, and no table where the lines are in order."""
     few, many = ("decode", "extend") if call.qv is None else ("latent", "latent-extend")
-    key = call.q.get_device(), call.q.dtype, max(call.q.shape[-1], call.v_cache.shape[-1])
+    key = call.q.get_device(), call.k_cache.dtype, max(call.q.shape[-1], call.v_cache.shape[-1])
     kind = "any"
     if call.softcap == 0.0 and call.alibi_slopes is None:
         kind = "plain" if call.s_aux is None else "sink"
