@@ -294,7 +294,7 @@ def test_invalid_fp8_arguments_are_refused() -> None:
     ones = torch.ones(2, 2, device=DEVICE)
     with pytest.raises(ValueError, match=r"descale_q: got None, wanted fp32 \(2, 2\), as q is FP8"):
         function(small, small, small)
-    with pytest.raises(TypeError, match="wanted FP8 for all or none"):
+    with pytest.raises(TypeError, match="wanted FP8 for all or for none"):
         function(small, q.bfloat16(), q.bfloat16())
     with pytest.raises(ValueError, match=r"descale_k: got \(2, 1\)"):
         function(q, q, q, descale_k=ones[:, :1])

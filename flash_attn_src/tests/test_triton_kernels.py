@@ -140,7 +140,8 @@ def test_the_list_of_ahead_of_time_kernels() -> None:
     wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small)
     wanted |= dict.fromkeys([op for op in wanted if op.startswith(("fp8-", "int8-"))], ()) | {"bwd-norms": ("fp16",)}
     assert {op: row.dtypes_for(targets.get("gfx90a")) for op, row in OPERATIONS.items()} == wanted
-    wanted |= dict.fromkeys((*of_a_cache, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
+    latent = [op for op in wanted if op.startswith("latent")]
+    wanted |= dict.fromkeys((*of_a_cache, *latent, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
     wanted |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",), "bwd-norms": ()}
     wanted |= dict.fromkeys([op for op in wanted if op.startswith("int8-")], small)
     assert {op: row.dtypes_for(targets.get("gfx1201")) for op, row in OPERATIONS.items()} == wanted

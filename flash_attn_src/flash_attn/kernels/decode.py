@@ -25,6 +25,7 @@ from flash_attn.kernels.common import (
     shifted,
     sum_of_weights,
 )
+from flash_attn.kernels.fp8_cast import from_fp8
 from flash_attn.kernels.groups import CachePages, CacheScores, CacheTile, PagedRows, QueryRows, SeenKeys
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
 from flash_attn.kernels.scores import add_sink, alibi_bias, apply_softcap, join_sinks, load_sinks
@@ -48,9 +49,9 @@ def _load_paged(rows, d, position, inside, pages, BLOCK_D: tl.constexpr, USE_TRA
 
 
 @triton.jit
-def _widen(x):
-    """x, cast to fp16 where it is FP8."""
-    return x.to(tl.float16) if x.dtype.is_fp8() else x
+def _widen(x, HAS_CAST: tl.constexpr):
+    """x, cast to fp16 where it is FP8. HAS_CAST: see `fp8_cast.from_fp8`."""
+    return from_fp8(x, HAS_CAST) if x.dtype.is_fp8() else x
 
 
 @triton.jit
@@ -109,6 +110,7 @@ def _visible_keys(diagonal, sk, window_left, window_right, chunk):
 def _add_pieces(
     b_s, p_q, seen, rows, start, limit, inside, position, pages,
     BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PAGE_MODE: tl.constexpr,
+    HAS_CAST: tl.constexpr,
 ):  # fmt: skip
     """b_s plus the products of queries and keys of up to WIDTH columns, by pieces of BLOCK_K columns."""
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -122,7 +124,7 @@ def _add_pieces(
             b_k = load_tile(  # [BLOCK_N, BLOCK_K]
                 rows.base + d, start, offs_n, rows.stride, limit, rows.head_dim - d, BLOCK_K
             )
-        b_s = tl.dot(b_q, tl.trans(_widen(b_k)), b_s, input_precision="ieee")
+        b_s = tl.dot(b_q, tl.trans(_widen(b_k, HAS_CAST)), b_s, input_precision="ieee")
     return b_s
 
 
@@ -177,12 +179,12 @@ def _attend_block(
         b_s = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
         b_s = _add_pieces(
             b_s, p_q, seen, k, start, limit, inside, pos_n + pages.leftpad, pages,
-            TILE.BLOCK_N, TILE.BLOCK_D, TILE.BLOCK_K, PAGE_MODE,
+            TILE.BLOCK_N, TILE.BLOCK_D, TILE.BLOCK_K, PAGE_MODE, TILE.HAS_CAST,
         )  # fmt: skip
         if HAS_LATENT_QUERY:
             b_s = _add_pieces(
                 b_s, p_qv, seen, v, start, limit, inside, pos_n + pages.leftpad, pages,
-                TILE.BLOCK_N, TILE.BLOCK_V, TILE.BLOCK_K, PAGE_MODE,
+                TILE.BLOCK_N, TILE.BLOCK_V, TILE.BLOCK_K, PAGE_MODE, TILE.HAS_CAST,
             )  # fmt: skip
     else:
         if PAGE_MODE == PAGE_PER_KEY:
@@ -191,12 +193,12 @@ def _attend_block(
             b_k = load_tile(  # [BLOCK_D, BLOCK_N]
                 k.base, start, offs_n, k.stride, limit, k.head_dim, TILE.BLOCK_D, True
             )
-        b_s = tl.dot(b_q, _widen(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        b_s = tl.dot(b_q, _widen(b_k, TILE.HAS_CAST), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     if PAGE_MODE == PAGE_PER_KEY:
         b_v = _load_paged(v, 0, pos_n + pages.leftpad, inside, pages, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
     else:
         b_v = load_tile(v.base, start, offs_n, v.stride, limit, v.head_dim, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
-    b_v = _widen(b_v)
+    b_v = _widen(b_v, TILE.HAS_CAST)
     if HAS_LATENT_QUERY and TILE.BLOCK_K >= TILE.BLOCK_D:
         if BREAK_DOT_CHAIN:
             b_s_v = tl.dot(b_qv, tl.trans(b_v), input_precision="ieee")
@@ -258,6 +260,7 @@ def attn_decode(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr, PAGE_MODE: tl.constexpr, HAS_LATENT_QUERY: tl.constexpr, HAS_SCORE_MOD: tl.constexpr,
     USE_SINKS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, BREAK_DOT_CHAIN: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    HAS_CAST: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
@@ -274,7 +277,7 @@ def attn_decode(
     of lse. partial_lse is -inf where a split holds no key.
     PAGE_MODE: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one
     page, from its padding on. HAS_SCORE_MOD: there may be softcap and ALiBi. USE_SINKS: there may be sinks, which join
-    the first split; else sinks is None.
+    the first split; else sinks is None. HAS_CAST: see `fp8_cast.from_fp8`.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -417,7 +420,7 @@ def attn_decode(
             next_page = tl.load(p_table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
         b_acc, b_m, b_l = _attend_block(
             b_acc, b_m, b_l, b_q, b_qv, rows_q, rows_qv, seen, rows_k, rows_v, n, sk, page, pages, scores,
-            CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K), PAGE_MODE, HAS_LATENT_QUERY, False,
+            CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K, HAS_CAST), PAGE_MODE, HAS_LATENT_QUERY, False,
             HAS_SCORE_MOD, ROUND_HALF_UP, BREAK_DOT_CHAIN, WEIGHT_SHIFT,
         )  # fmt: skip
         page = next_page
@@ -428,7 +431,7 @@ def attn_decode(
             page = tl.load(p_table + n // page_size, mask=in_pages, other=batch)
         b_acc, b_m, b_l = _attend_block(
             b_acc, b_m, b_l, b_q, b_qv, rows_q, rows_qv, seen, rows_k, rows_v, n, sk, page, pages, scores,
-            CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K), PAGE_MODE, HAS_LATENT_QUERY, True,
+            CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K, HAS_CAST), PAGE_MODE, HAS_LATENT_QUERY, True,
             HAS_SCORE_MOD, ROUND_HALF_UP, BREAK_DOT_CHAIN, WEIGHT_SHIFT,
         )  # fmt: skip
 

@@ -37,6 +37,15 @@ def to_fp8(b_x, dtype: tl.constexpr, HAS_CAST: tl.constexpr):
 
 
 @triton.jit
+def from_fp8(x, HAS_CAST: tl.constexpr):
+    """x, which is FP8, in fp16. HAS_CAST: as in `to_fp8`; Triton takes some 17 instructions for a number."""
+    if HAS_CAST:
+        bits = x.to(tl.uint8, bitcast=True).to(tl.uint32)
+        x = tl.inline_asm_elementwise("v_cvt_f32_fp8 $0, $1", "=v,v", [bits], dtype=tl.float32, is_pure=True, pack=1)
+    return x.to(tl.float16)
+
+
+@triton.jit
 def first_column(batch, start, flags):
     """The column where a sequence starts in transposed v. The sequences before it fit, whatever their lengths."""
     units = batch * 0

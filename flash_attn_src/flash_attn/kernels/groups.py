@@ -170,10 +170,11 @@ class CacheScores(NamedTuple):
 
 
 class CacheTile(NamedTuple):
-    """The sizes of a tile, as `Tile`, without tails."""
+    """The sizes of a tile, as `Tile`, without tails. HAS_CAST: see `fp8_cast.from_fp8`."""
 
     BLOCK_M: Any
     BLOCK_N: Any
     BLOCK_D: Any
     BLOCK_V: Any
     BLOCK_K: Any
+    HAS_CAST: Any

@@ -166,6 +166,7 @@ _DECODE = Operation(
             "BREAK_DOT_CHAIN",
         ),
         "WEIGHT_SHIFT",
+        "HAS_CAST",
     ),
     fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_LATENT_QUERY": False},
     dtypes=(*DTYPES, "fp8"),
