@@ -298,7 +298,7 @@ def test_the_output_of_the_selftest_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), FALSE, ids=[message[:40] for _, message in FALSE])
-def test_what_cannot_be_is_refused(
+def test_impossible_reports_are_refused(
     change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path, wheel: Path, data: Versions
 ) -> None:
     content = copy.deepcopy(report())

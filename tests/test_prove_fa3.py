@@ -97,7 +97,7 @@ def test_a_gpu_of_another_kind_proves_nothing_and_is_reported(
     assert prove.main(["--any-gpu"]) == 1
 
 
-def test_it_measures(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_measures(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     flash_attn = importlib.import_module("flash_attn")
     monkeypatch.setattr(prove, "SHAPES", ((1, 40, 70, 4, 2, 32, True),))
     found = list(prove.measure("cpu"))

@@ -14,9 +14,9 @@ Backward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _padded(x: torch.Tensor, head_dim: int | None = None) -> torch.Tensor:
-    """x with a head dim that is a multiple of 8, or the one given, which is less than 8 away.
+    """x, padded to head_dim, which is less than 8 above its own; without it, to the next multiple of 8.
 
-    A tensor that cannot be padded to it is returned unchanged, and the op refuses it.
+    Anything that cannot be padded is returned unchanged, and the op refuses it.
     """
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() == 0:
         return x

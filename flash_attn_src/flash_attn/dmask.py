@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-# Keys of a block without and with dropout, up to a head dim: upstream's kernel for its largest GPUs.
+# (largest head dim, keys of a block without dropout, with dropout), as in upstream's kernel for its largest GPUs.
 _BLOCKS = ((32, 128, 128), (64, 128, 64), (96, 64, 64), (128, 64, 32), (512, 64, 64))
 
 

@@ -82,7 +82,7 @@ def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) ->
 
 
 def stand_in(x: torch.Tensor) -> torch.Tensor:
-    """What the checks look at: shape, device, and for FP8 the type of the result."""
+    """A tensor for the checks, with the shape and the device of x. For FP8 it has the type of the result, bf16."""
     if not is_fp8(x):
         return x
     return torch.empty((), dtype=torch.bfloat16, device=x.device).expand(x.shape)

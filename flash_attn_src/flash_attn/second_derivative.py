@@ -45,7 +45,7 @@ def transformed(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _WithHistory(torch.autograd.Function):
-    """A gradient as a kernel computed it, with the derivatives of the same one by PyTorch's operations."""
+    """The gradient that a kernel computed. Its derivatives come from PyTorch's operations, which compute it too."""
 
     @staticmethod
     def forward(_ctx: Any, computed: torch.Tensor, _differentiable: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def gradients(
 
 
 def _attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, softmax_lse (batch, heads, seqlen_q)), in the type of sums."""
+    """(out, softmax_lse (batch, heads, seqlen_q)), in the type in which sums are accumulated."""
     dtype, heads_k = accumulation_dtype(call.q.dtype), call.k.shape[2]
     group = call.q.shape[2] // heads_k
     q = call.q.to(dtype).unflatten(2, (heads_k, group))

@@ -282,7 +282,7 @@ LOGS = {
 
 
 @pytest.mark.parametrize(("key", "facts", "said"), CASES, ids=[f"{key}-{i}" for i, (key, _, _) in enumerate(CASES)])
-def test_it_finds(key: str, facts: Facts, said: str) -> None:
+def test_the_doctor_finds(key: str, facts: Facts, said: str) -> None:
     found = findings.examine(facts)
     assert [finding.key for finding in found] == [key]
     assert said in f"{found[0].what} {found[0].remedy}".replace('"', "")
@@ -443,14 +443,17 @@ def test_a_package_compiled_by_pip_for_amd_gpus_needs_torch_for_rocm() -> None:
     facts = replace(torch("2.5.1+cu124", cuda="12.4", devices=[], info=driver), build=built)
     (finding,) = findings.examine(facts)
     assert finding.key == "torch-cuda"
-    assert finding.what == "this wheel is for ROCm, torch 2.5.1+cu124 (CUDA 12.4) is not"
+    assert finding.what == "this wheel is for ROCm, but torch 2.5.1+cu124 (CUDA 12.4) is not"
     assert "2.8.3, built by pip in" in doctor.report(facts)
     assert not BuildInfo(targets=("gfx942", "sm_90")).for_rocm
     # Built without kernels it names no GPU. The machine has an AMD GPU, whose torch is the one for ROCm.
     indexes = {"2.9.1": {"6.4": "rocm6.4"}}
     bare = replace(facts, build=BuildInfo(python="3.11", torch_indexes=indexes), kfd=_KFD)
     (finding,) = findings.examine(replace(bare, probe={**bare.probe, "info": {"problems": []}}))
-    assert (finding.key, finding.what) == ("torch-cuda", "this wheel is for ROCm, torch 2.5.1+cu124 (CUDA 12.4) is not")
+    assert (finding.key, finding.what) == (
+        "torch-cuda",
+        "this wheel is for ROCm, but torch 2.5.1+cu124 (CUDA 12.4) is not",
+    )
     line = 'pip install "torch==2.9.1+rocm6.4" --index-url https://download.pytorch.org/whl/rocm6.4'
     assert line in finding.remedy
     assert findings.examine(replace(bare, kfd=None, probe={**bare.probe, "info": {"problems": []}})) == []

@@ -198,7 +198,8 @@ def diagnose_bias(
 
 
 def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
-    """Raises unless softmax_scale is None or a number that fp32 holds, and every switch a bool."""
+    """Raises TypeError or ValueError unless softmax_scale is None or a number that fp32 can hold, and unless every
+    switch is a bool."""
     if softmax_scale is not None:
         if isinstance(softmax_scale, bool) or not is_number(softmax_scale):
             raise TypeError(f"softmax_scale: got {softmax_scale!r}, wanted a float or None")

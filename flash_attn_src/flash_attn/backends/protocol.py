@@ -46,9 +46,11 @@ class Backend(Protocol):
         """The FP8 type of x's device. Raises NotImplementedError if its matrix units have no FP8."""
 
     def int8_forward(self, call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(out, softmax_lse) with INT8 queries and keys: flash_attn.int8. fp16 or bf16, head_dim a multiple of 16.
+        """(out, softmax_lse) of attention with INT8 queries and keys: see `flash_attn.int8`. q, k and v are fp16 or
+        bf16, and head_dim is a multiple of 16.
 
-        mean: fp32 (batch, heads of k, head_dim), subtracted from the keys. softmax_lse is of the keys without it.
+        mean: fp32 (batch, heads of k, head_dim), which is subtracted from the keys before they become INT8.
+        softmax_lse belongs to these smaller keys.
         """
 
     def combine(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml 
 
 
 def commands(facts: Facts) -> dict[str, str]:
-    """The commands that a remedy may name in braces. Those that set or remove a variable have their backticks."""
+    """The commands that a remedy may name in braces. Commands that set or remove a variable include their backticks."""
     target = next(iter(facts.unserved()), "gfx1100")
     shell = _shell(facts)
     return {

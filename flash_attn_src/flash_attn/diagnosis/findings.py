@@ -73,7 +73,7 @@ def _torch(facts: Facts) -> _Found:
         kind = "cuda" if torch["cuda"] else "cpu"
         with_cuda = f" (CUDA {torch['cuda']})" if torch["cuda"] else ""
         rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
-        yield f"torch-{kind}", f"this wheel is for {rocm}, torch {torch['version']}{with_cuda} is not"
+        yield f"torch-{kind}", f"this wheel is for {rocm}, but torch {torch['version']}{with_cuda} is not"
     minor = ".".join(torch["version"].split(".")[:2])
     if build.torch_minor and minor != build.torch_minor:
         yield "torch-minor", f"this wheel is for torch {build.torch_minor}, torch {torch['version']} is installed"
@@ -172,7 +172,7 @@ def _call(facts: Facts) -> _Found:
     targets = {device["target"] for device in facts.probe.get("devices", [])}
     of_torch = invalid_image and "torch_kernel" not in facts.probe and _numbers(hip) >= DEVICE_PACKAGES
     if of_torch and "gfx90a" in targets and _numbers(version) == (2, 12):
-        yield "device-package-empty", f"torch {version} takes an empty file for the kernels of the gfx90a here"
+        yield "device-package-empty", f"torch {version} loads an empty file instead of its kernels for gfx90a"
     elif of_torch:
         yield "device-package-missing", f"torch {version} has no kernels for the GPU here"
     elif "error" in facts.probe:

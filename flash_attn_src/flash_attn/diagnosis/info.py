@@ -82,7 +82,7 @@ def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]
         )
     if build.for_rocm and hip is None:
         rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
-        problems.append(f"this wheel is for {rocm}, torch {running} is not: `{line}`")
+        problems.append(f"this wheel is for {rocm}, but torch {running} is not: `{line}`")
     return problems
 
 

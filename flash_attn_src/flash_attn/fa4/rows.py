@@ -47,7 +47,8 @@ class Rows:
 
 
 def packed(name: str, x: torch.Tensor, cu_seqlens: torch.Tensor | None, longest: int | None) -> Rows:
-    """Rows of a packed tensor, or of a batch. Without a longest length, the number of rows bounds it."""
+    """The rows of a packed tensor, or of a batch. longest: length of the longest sequence; if it is None, the number of
+    rows takes its place."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
     if x.dim() != (4 if cu_seqlens is None else 3):

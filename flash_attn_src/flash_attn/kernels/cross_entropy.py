@@ -19,7 +19,8 @@ _RUNTIME_ARGUMENTS = (
 
 @triton.jit
 def _scores(logits, start, cols, scale, BLOCK_N: tl.constexpr):
-    """Columns of a row of scale * logits, fp32 [BLOCK_N], twice: with 0 outside, and with -inf outside."""
+    """scale * logits for BLOCK_N columns of a row from `start` on, fp32 [BLOCK_N]. Returns them twice: with 0 for the
+    columns after the last, and with -inf for them."""
     offs_n = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     b_s = tl.load(logits + offs_n, mask=offs_n < cols, other=0.0).to(tl.float32) * scale  # [BLOCK_N]
     return b_s, tl.where(offs_n < cols, b_s, float("-inf"))

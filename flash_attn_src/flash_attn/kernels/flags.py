@@ -19,9 +19,9 @@ SINKS_LIKE_OUT = 8192
 # The bias of the scores is fp32. Without it the bias has the element type of q.
 BIAS_IS_FP32 = 16384
 
-# The queries over a cache in FP8 have 16 bits. Without it they are FP8, too.
+# The cache is FP8 and the queries have 16 bits. Without this flag the queries are FP8, too.
 QUERY_HAS_16_BITS = 32768
-# These queries, and the result, are fp16. Without it they are bf16.
+# With QUERY_HAS_16_BITS: the queries and the result are fp16. Without this flag they are bf16.
 QUERY_IS_FP16 = 65536
 
 # The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.

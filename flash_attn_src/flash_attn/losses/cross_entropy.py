@@ -51,8 +51,10 @@ class CrossEntropyLoss(torch.nn.Module):
         target: torch.Tensor,
         precomputed_lse: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The loss of input (rows, classes), target int (rows,): the logits and labels of cross_entropy_loss, which its
-        errors speak of."""
+        """The loss of input (rows, classes) and target, int (rows,).
+
+        The errors call them logits and labels, as `cross_entropy_loss` does.
+        """
         known = {} if precomputed_lse is None else {"precomputed_lse": precomputed_lse}
         loss, z_loss = cross_entropy_loss(
             input,

@@ -15,7 +15,8 @@ from flash_attn.utils.inference_params import InferenceParams, allocate_inferenc
 
 @dataclass
 class DecodingCGCache:
-    """A model's graphs: callables (batch, tokens a step) -> replay, over the caches of inference_params."""
+    """The graphs of a model. callables: (batch, tokens of a step) -> the function that replays the graph. The graphs
+    read and write the caches of inference_params."""
 
     max_batch_size: int = 0
     max_seqlen: int = 0

@@ -19,7 +19,7 @@ _FORMATS = {"scale": "f", "log2e": "f", "mask_x": "i", "mask_y": "i"}
 
 
 class Layout:
-    """The fields of a structure, whose addresses take address_slot bytes and whose other fields take slot bytes."""
+    """The fields of a structure of arguments. An address takes address_slot bytes, any other field slot bytes."""
 
     def __init__(self, fields: str, *, address_slot: int, slot: int) -> None:
         self.fields = tuple(fields.split())

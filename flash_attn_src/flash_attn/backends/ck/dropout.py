@@ -22,7 +22,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return f"dropout_p: a grid takes 65535 of batch {batch}, of {q.shape[-2]} heads, of {seqlen_q} / 64 queries"
     if call.alibi_slopes is not None and max(seqlen_q, seqlen_k) >= 65536:
         return "alibi_slopes: distances of 65536 and more do not fit the 16 bits of the kernels"
-    # What the backward's fp32 sums of one sequence may take, and with them every tensor of the call.
+    # Bytes of the backward's fp32 sums of one sequence. No other tensor of the call takes more for a sequence.
     widest = 4 * max(seqlen_q * max(q.stride(-3), q.shape[-2] * 256), seqlen_k * k.stride(-3))
     return None if widest < 2**31 else "dropout_p: one sequence may take 2^31 bytes or more in the backward"
 

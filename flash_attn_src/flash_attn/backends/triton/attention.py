@@ -101,7 +101,7 @@ def forward(call: AttentionCall) -> ForwardResult:
 
     left, right = window_of(call)
     m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, batch, nheads, total_q)
-    if m_blocks * planes == 0:  # no program, which would clear the rows outside of every sequence
+    if m_blocks * planes == 0:  # no program runs that could clear the rows outside of every sequence
         result.zero_()
         lse.fill_(float("inf"))
     flags = packed | flags_of(call)

@@ -234,8 +234,10 @@ def splits_of(group: int, programs: int, rows: int, most: int, index: int) -> in
 
 
 def add_splits(partial: torch.Tensor, result: torch.Tensor) -> None:
-    """result = the sum of partial (..., splits, head_dim), at least two, which it uses up: in a fixed order, and in
-    their own type until the last addition."""
+    """Writes the sum of partial (..., splits, head_dim) over the splits, at least two, to result. Overwrites partial.
+
+    The order of the additions is fixed. All but the last are in the type of partial.
+    """
     count = partial.shape[-2]
     while count > 2:
         half = count // 2
