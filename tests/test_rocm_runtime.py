@@ -98,7 +98,7 @@ def test_a_gpu_of_another_target(kernel_store: Path, tmp_path: Path) -> None:
 def test_a_generic_target_on_a_gpu_of_its_family(generic: str, gpu: str, tmp_path: Path) -> None:
     path = kernels.compile_store([generic], cache=tmp_path, jobs=1, only="combine-bf16-d128*")[generic]
     assert generic in sources.module("kernels.targets").serving_targets(gpu, RELEASE)
-    assert "1 passed" in run(tmp_path, gpu, CASES, "-k", "every_kernel", STORE=str(path))
+    assert "1 passed" in run(tmp_path, gpu, CASES, "-k", "every_launch", STORE=str(path))
 
 
 @pytest.mark.usefixtures("_runtime")
@@ -106,7 +106,7 @@ def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
     """Two kernels of one code object, which once lacked a section that the loader needs."""
     only = "dot-bf16-d32-*"
     path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
-    assert "1 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_kernel", STORE=str(path))
+    assert "1 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_launch", STORE=str(path))
 
 
 @pytest.mark.usefixtures("_runtime")
@@ -114,7 +114,7 @@ def test_assembly_kernels(tmp_path: Path) -> None:
     """HIP takes all their arguments as one buffer, although their metadata lists up to 158 arguments."""
     only = "asm-*-bf16-d128-causal"
     path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
-    assert "2 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_kernel or capture", STORE=str(path))
+    assert "2 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_launch or capture", STORE=str(path))
 
 
 @pytest.mark.usefixtures("_runtime")

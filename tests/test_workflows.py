@@ -363,5 +363,5 @@ def test_artifacts_live_as_long_as_an_approval_may_wait() -> None:
 
 
 def test_actionlint_is_pinned() -> None:
-    lint = [line for line in (ROOT / "run_tests.sh").read_text().splitlines() if "actionlint" in line]
+    lint = [line for line in (ROOT / "run_tests.sh").read_text().splitlines() if "actionlint@" in line]
     assert lint == ["    go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"]
