@@ -176,7 +176,10 @@ fn code_comes_from_the_store_beside_it() {
         fs::write(&path, without_code(offset, at)).expect("a file");
         refused(Store::open(&path).expect("a store").image("k"), &[words]);
     }
-    refused(read(without_code(2, 4)).expect("a store").image("k"), &["the store of gfx1100, which is not in the same directory"]);
+    refused(
+        read(without_code(2, 4)).expect("a store").image("k"),
+        &["the store of gfx1100, which is not in the same directory"],
+    );
 }
 
 #[test]

@@ -155,6 +155,14 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
             "block_table": ints(1, 3)[:, None], **_cache_tail(),
         },
     ),
+    "flash_attn_with_kvcache, FP8": (
+        flash_attn.flash_attn_with_kvcache,
+        lambda: {
+            "q": halves(2, 3, 4, 16), "k_cache": bytes8(3, 9, 2, 16), "v_cache": bytes8(3, 9, 2, 16),
+            "cache_seqlens": ints(4, 5), "cache_batch_idx": ints(2, 0), "k_descale": floats(2, 2).abs(),
+            "v_descale": floats(2, 2).abs(),
+        },
+    ),
     "flash_attn_fp8_func": (
         flash_attn.flash_attn_fp8_func,
         lambda: {

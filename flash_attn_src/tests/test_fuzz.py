@@ -153,6 +153,8 @@ RIGHT = {
       if "varlen_" in function and function.split(",")[0].endswith("func")),
     ("flash_attn_varlen_func, paged", "block_table", "every second"),  # of one element
     ("flash_attn_with_kvcache", "cache_seqlens", "negative"),  # less by two is still right
+    *(("flash_attn_with_kvcache, FP8", *change) for change in (
+        ("cache_seqlens", "negative"), ("k_cache", "quarter precision"), ("v_cache", "quarter precision"))),
     *((f"flash_attn_with_kvcache, {kind}", *change) for kind in ("paged", "latent")
       for change in (("cache_seqlens", "negative"), ("block_table", "every second"))),
     *(("flash_attn_qkvpacked_func, bias", "qkv", change) for change in ("one column more", "another float")),
@@ -160,6 +162,7 @@ RIGHT = {
       for change in ("one row more", "one column more", "another float")),
     ("flash_attn_varlen_qkvpacked_fp8_func", "cu_seqlens", "one element more"),
     *((function, "s_aux", "another float") for function in CALLS),
+    ("flash_attn_with_kvcache, FP8", "q", "another float"),  # queries of either 16-bit type
     # A bias for two sequences, or two heads, where there was one bias for all of them.
     *((f"flash_attn_{kind}func, bias", "attn_bias", "one row more") for kind in ("", "kvpacked_")),
     # Only shapes are worked out on this device; ALiBi slopes of another one are refused.
