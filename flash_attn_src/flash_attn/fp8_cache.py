@@ -41,7 +41,7 @@ def has_wide_queries(call: CacheCall, given: Descales) -> bool:
 
     Raises NotImplementedError where the call appends keys, because nothing casts them.
     """
-    if not is_fp8(call.k_cache) or is_fp8(call.q) or given == (None, None, None):
+    if not is_fp8(call.k_cache) or is_fp8(call.q) or all(x is None for x in given):
         return False
     if not isinstance(call.q, torch.Tensor) or call.q.dtype not in _QUERIES:
         return False
@@ -64,5 +64,5 @@ def set_descales(call: CacheCall, given: Descales) -> None:
         if k_cache.dtype is not wanted:
             name = "q" if is_fp8(call.q) else "k_cache"
             raise TypeError(f"{name}: got {k_cache.dtype}, wanted {wanted}, the format of this GPU")
-    if is_fp8(k_cache) or given != (None, None, None):
+    if is_fp8(k_cache) or any(x is not None for x in given):
         call.descales = descales_of(call.q, k_cache, call.batch, given)

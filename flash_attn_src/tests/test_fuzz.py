@@ -154,7 +154,8 @@ RIGHT = {
     ("flash_attn_varlen_func, paged", "block_table", "every second"),  # of one element
     ("flash_attn_with_kvcache", "cache_seqlens", "negative"),  # less by two is still right
     *(("flash_attn_with_kvcache, FP8", *change) for change in (
-        ("cache_seqlens", "negative"), ("k_cache", "quarter precision"), ("v_cache", "quarter precision"))),
+        ("cache_seqlens", "negative"), ("k_cache", "quarter precision"), ("v_cache", "quarter precision"),
+        ("v_cache", "one column more"))),
     *((f"flash_attn_with_kvcache, {kind}", *change) for kind in ("paged", "latent")
       for change in (("cache_seqlens", "negative"), ("block_table", "every second"))),
     *(("flash_attn_qkvpacked_func, bias", "qkv", change) for change in ("one column more", "another float")),
