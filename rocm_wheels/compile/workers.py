@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import cast
 
 from rocm_wheels.compile import cache as compiled
 from rocm_wheels.compile.compiler import Unit
@@ -59,7 +61,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
         ) from error
     except KeyboardInterrupt:
         for worker in multiprocessing.active_children():
-            worker.terminate()
+            _kill(worker)
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -101,6 +103,17 @@ def start(scratch: str) -> None:
     tempfile.tempdir = scratch
     for compiler in COMPILERS.values():
         compiler.start(scratch)
+
+
+def _kill(worker: BaseProcess) -> None:
+    """Kills a worker and its compilers at once. A worker handles SIGTERM only between two calls into LLVM, and one of
+    those may take a minute.
+    """
+    try:
+        os.killpg(cast(int, worker.pid), signal.SIGKILL)
+    except ProcessLookupError:
+        # `start` has not made the process group yet, or the worker has ended.
+        worker.kill()
 
 
 def _compile(unit: Unit, cache: Path) -> None:
