@@ -132,6 +132,15 @@ def test_the_verb_says_where_the_variants_are(
         hub.write(tmp_path / "no.whl", tmp_path / "other")
 
 
+def test_a_wheel_for_windows_is_refused(wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "flash_attn-2.8.3+rocm-cp310-abi3-win_amd64.whl"
+    other.write_bytes(wheel.read_bytes())
+    assert cli.main(["hub", str(other), "--output", str(tmp_path / "new")]) == DataError.exit_code
+    message = f"{other.name} is for Windows; `hub` writes variants for Linux\nGive a manylinux wheel."
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("name", ["flash_attn/../../../beside.py", "/flash_attn/beside.py"])
 def test_a_wheel_writes_nothing_outside_of_the_repository(name: str, wheel: Path, tmp_path: Path) -> None:
     hostile = tmp_path / wheel.name

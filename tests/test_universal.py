@@ -86,7 +86,8 @@ def test_one_argument_means_the_universal_wheel(
     for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "FLASH_ATTENTION_TRITON_AMD_ENABLE"):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(["plan", "2.8.3"]) == 0
-    assert json.loads(capsys.readouterr().out)["label"] == "rocm"
+    made = json.loads(capsys.readouterr().out)
+    assert [(entry["label"], entry["platform"]) for entry in made] == [("rocm", "linux"), ("rocm", "windows")]
     with pytest.raises(SystemExit, match="2"):
         cli.main(["plan", "2.8.3", "3.11"])
     assert "torch, rocm missing" in capsys.readouterr().err
@@ -121,11 +122,12 @@ def test_the_plan_estimates_the_build(
     monkeypatch.setattr(forecast, "ENVIRONMENT", tmp_path / "env")
     assert cli.main(["plan", "2.8.3", "--cache", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    work = json.loads(out)["work"]
-    assert work["kernels"] > 500
+    work, windows = (entry["work"] for entry in json.loads(out))
+    assert work["kernels"] == windows["kernels"] > 500
     assert work["cached"] == 0
     assert work["minutes"] == -(-work["kernels"] * DATA.backends["triton"].kernel_seconds // 120)
     assert work["disk_mib"] > forecast.ENVIRONMENT_MIB + 10
+    assert windows["downloads"] == ["packages of locks/build.txt"]
     assert work["downloads"] == ["packages of locks/build.txt", f"torch {list(DATA.torch)[-1]}", "torch 2.5.1"]
     assert err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -135,9 +137,11 @@ def test_the_plan_estimates_the_build(
     (tmp_path / "env/stamp").touch()
     assert cli.main(["plan", "2.8.3", "--cache", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    again = json.loads(out)["work"]
+    again = json.loads(out)[0]["work"]
     words = f"{again['kernels']} kernels, {again['cached']} of them cached, about {again['minutes']} min to compile"
-    assert err.startswith(f"note: {words}; {again['disk_mib']} MiB of disk")
+    assert err.startswith(
+        f"note: flash_attn-2.8.3+rocm-cp310-abi3-linux_x86_64.whl: {words}; {again['disk_mib']} MiB of disk"
+    )
     assert again["cached"] == len(unit.kernels)
     assert again["disk_mib"] < 100
     assert again["downloads"] == work["downloads"][1:]

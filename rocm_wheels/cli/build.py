@@ -42,7 +42,7 @@ CELL = (
 
 def add_verbs(verbs: Any) -> None:
     """Adds the verbs of this module to the command line."""
-    plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
+    plan = verbs.add_parser("plan", help="print what a build would do, as JSON; a list if it makes several wheels")
     check = verbs.add_parser(
         "check", help="check that the wheels can be built and written; print their plans, for --planned"
     )
@@ -60,7 +60,9 @@ def add_verbs(verbs: Any) -> None:
         )  # fmt: skip
         verb.set_defaults(parser=verb)
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
-        verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
+        verb.add_argument(
+            "--plan", action="store_true", help="print the plan as JSON and stop; a list for several wheels"
+        )
         image = verb.add_mutually_exclusive_group()
         image.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
         image.add_argument(
@@ -202,17 +204,19 @@ def add_verbs(verbs: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import forecast
 
-    plan = _planned(arguments)
+    made = _plans(arguments)
     try:
         cache = _cache(arguments)
     except DataError:  # a user without a home directory has no cache yet
         cache = None
-    work = forecast.of(plan, versions.load(), cache=cache, without=arguments.without)
-    print(json.dumps({**plan.as_dict(), "work": work.as_dict()}, indent=2))
-    for note in plan.notes:  # Also print to stderr, because the user does not see stdout if it is piped.
-        print(f"note: {note}", file=sys.stderr)
-    if sys.stderr.isatty():
-        print(f"note: {work.line}", file=sys.stderr)
+    work = [forecast.of(plan, versions.load(), cache=cache, without=arguments.without) for plan in made]
+    entries = [{**plan.as_dict(), "work": each.as_dict()} for plan, each in zip(made, work, strict=True)]
+    print(json.dumps(entries if len(entries) > 1 else entries[0], indent=2))
+    for plan, each in zip(made, work, strict=True):
+        for note in plan.notes:  # Also print to stderr, because the user does not see stdout if it is piped.
+            print(f"note: {note}", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"note: {f'{plan.wheel}: ' if len(made) > 1 else ''}{each.line}", file=sys.stderr)
     return 0
 
 

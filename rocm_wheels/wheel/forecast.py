@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocm_wheels.errors import MissingTool
 from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.matrix.platforms import DEFAULT
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
@@ -43,10 +44,9 @@ class Forecast:
     def line(self) -> str:
         """One line for users."""
         work = self.why or f"{self.kernels} kernels, {self.cached} of them cached, about {self.minutes} min to compile"
-        return (
-            f"{work}; {self.disk_mib} MiB of disk and several GiB for torch; downloads: {', '.join(self.downloads)}"
-            + (f"; {self.shorter}" if self.shorter else "")
-        )
+        torch = " and several GiB for torch" if any(name.startswith("torch ") for name in self.downloads) else ""
+        downloads = f"downloads: {', '.join(self.downloads) or 'none'}"
+        return "; ".join(filter(None, (work, f"{self.disk_mib} MiB of disk{torch}", downloads, self.shorter)))
 
 
 def of(
@@ -61,7 +61,9 @@ def of(
     `combinations.of`.
     """
     made = (ENVIRONMENT / "stamp").is_file()
-    torches = dict.fromkeys(each.torch for each in combinations.of(plan, versions, found))
+    # A wheel for Windows is tested without torch here, because Linux cannot run it.
+    tested = combinations.of(plan, versions, found) if plan.platform == DEFAULT else ()
+    torches = dict.fromkeys(each.torch for each in tested)
     downloads = (*([] if made else ["packages of locks/build.txt"]), *(f"torch {torch}" for torch in torches))
     environment = 0 if made else ENVIRONMENT_MIB
     try:

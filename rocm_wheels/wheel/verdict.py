@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -12,7 +13,9 @@ from typing import Any
 from rocm_wheels import forms
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.matrix.platforms import platform_of
+from rocm_wheels.wheel.contents import WheelFile
 
 PASSED = "passed"
 FAILED = "failed"
@@ -123,6 +126,21 @@ class Verdict:
     failures: tuple[str, ...]
     beside: Mapping[str, str] = field(default_factory=dict)
     benchmarks: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, file: WheelFile, plan: Plan, **tested: Any) -> Verdict:
+        """The test report of a wheel that `plan` made and this machine tested. tested: the other fields."""
+        return cls(
+            wheel=file.name,
+            sha256=file.sha256,
+            size=file.size,
+            contents=file.contents,
+            commit=file.commit,
+            cell={name: str(value) for name, value in asdict(plan.cell).items()},
+            targets=plan.targets,
+            platform=platform.platform(),
+            **tested,
+        )
 
     @property
     def ok(self) -> bool:

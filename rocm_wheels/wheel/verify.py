@@ -6,7 +6,6 @@ import http.client
 import itertools
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +102,12 @@ def verify(
 
     tests = [test for each in reports for test in each["tests"]]
     failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
-    file = contents.read(wheel)
-    verdict = Verdict(
-        wheel=file.name,
-        sha256=file.sha256,
-        size=file.size,
-        contents=file.contents,
-        commit=file.commit,
+    verdict = Verdict.of(
+        contents.read(wheel),
+        plan,
         beside={path.name: contents.read(path).contents for path in beside},
-        cell={name: str(value) for name, value in asdict(plan.cell).items()},
-        targets=plan.targets,
         torch_source=_torch_words(source, report or uv_report),
         python=reports[0]["python"] if reports else first.python,
-        platform=platform.platform(),
         stages=stages,
         tests={each: sum(test["outcome"] == each for test in tests) for each in (PASSED, FAILED, "skipped")},
         failures=failures,

@@ -4,11 +4,9 @@ machine could not load, and its test report. Linux cannot run the wheel, so the 
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from rocm_wheels import packages
@@ -101,21 +99,9 @@ def verify(wheel: Path, plan: Plan, work: Path) -> Verdict:
         seconds = round(time.monotonic() - started, 2)
         stages[name] = Stage(status=PASSED, seconds=seconds, details={"pythons": list(pythons)})
     stages |= {name: Stage.not_run(_NOT_RUN) for name in TESTED}
-    file = contents.read(wheel)
-    verdict = Verdict(
-        wheel=file.name,
-        sha256=file.sha256,
-        size=file.size,
-        contents=file.contents,
-        commit=file.commit,
-        cell={name: str(value) for name, value in asdict(plan.cell).items()},
-        targets=plan.targets,
-        torch_source=f"nowhere: {_NOT_RUN}",
-        python=", ".join(pythons),
-        platform=platform.platform(),
-        stages=stages,
-        tests={},
-        failures=(),
-    )
+    verdict = Verdict.of(
+        contents.read(wheel), plan, torch_source=f"nowhere: {_NOT_RUN}", python=", ".join(pythons), stages=stages,
+        tests={}, failures=(),
+    )  # fmt: skip
     verdict.write(wheel)
     return verdict
