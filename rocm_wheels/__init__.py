@@ -24,7 +24,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | publish | templates, notes, release, publishing | a release |
 | publish | home, coverage, report, hardware, index, which, measured | package indexes, the page to choose a wheel on |
 | publish | tryout, settings | whether the index serves, and the repository is set up |
-| cli | build, release, matrix | what people and workflows run |
+| cli | build, kernels, wheels, pins, release, matrix, options | what people and workflows run |
 """
 
 import sys

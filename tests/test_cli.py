@@ -15,7 +15,7 @@ from wheelhouse import CELL
 
 import rocm_wheels
 from rocm_wheels import cli
-from rocm_wheels.cli import build as build_cli
+from rocm_wheels.cli import build
 from rocm_wheels.environment import cache_directory
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
 from rocm_wheels.matrix.plan import Plan
@@ -84,7 +84,7 @@ def test_a_build_takes_the_plan_of_the_check(
     def again(*_: object, **__: object) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr(build_cli, "make_plan", again)
+    monkeypatch.setattr(build, "make_plan", again)
     monkeypatch.setenv("GPU_ARCHS", "gfx90a")
     command = ["build", *CELL, "--dist", str(tmp_path / "dist"), "--planned"]
     assert cli.main([*command, out]) == 0
@@ -156,7 +156,7 @@ def test_an_interrupted_verb_says_what_running_it_again_does(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"rocm_wheels.cli.{'build' if verb[0] == 'compile' else 'release'}._{verb[0]}", interrupted)
+    monkeypatch.setattr(f"rocm_wheels.cli.{'kernels' if verb[0] == 'compile' else 'release'}._{verb[0]}", interrupted)
     assert cli.main(verb) == 130
     assert capsys.readouterr().err == f"error: interrupted\n{said}\n"
 

@@ -6,8 +6,7 @@ import argparse
 import signal
 from collections.abc import Sequence
 
-from rocm_wheels.cli import build as build_cli
-from rocm_wheels.cli import release as release_cli
+from rocm_wheels.cli import build, kernels, pins, release, wheels
 from rocm_wheels.errors import exit_code
 
 DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
@@ -63,8 +62,8 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
         prog="python -m rocm_wheels", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
     )
     verbs = parser.add_subparsers(title="verbs", metavar="<verb>", required=True)
-    build_cli.add_verbs(verbs)
-    release_cli.add_verbs(verbs)
+    for module in (build, kernels, wheels, pins, release):
+        module.add_verbs(verbs)
     for script in (parser, *(verbs.choices[verb] for verb in SCRIPT_VERBS)) if usage else ():
         script.usage, script.prog = usage, usage.split()[0]
     for name, verb in verbs.choices.items():

@@ -1,0 +1,124 @@
+"""The verbs that repair, test, rewrite and merge finished wheels; no logic of their own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels import artifacts
+from rocm_wheels.cli.options import add_cache, cache_of, directory
+from rocm_wheels.errors import DataError
+from rocm_wheels.packages import packages_of
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verbs of this module to the command line."""
+    repair = verbs.add_parser("repair", help="turn a wheel into a manylinux wheel")
+    repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
+    repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
+    repair.set_defaults(run=_repair)
+
+    verify = verbs.add_parser("verify", help="install finished wheels, run their tests, replace their test reports")
+    verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its test report is written next to it")
+    verify.add_argument(
+        "--every-torch",
+        action="store_true",
+        help="test the universal wheel with every supported torch and every Python on this machine",
+    )
+    verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
+    add_cache(verify)
+    verify.set_defaults(run=_verify)
+
+    unlabelled = verbs.add_parser(
+        "unlabelled", help="write a universal wheel under its version without +rocm, for programs that compare versions"
+    )
+    unlabelled.add_argument("wheel", type=Path, help="a universal wheel")
+    unlabelled.add_argument("--output", type=directory, required=True, metavar="DIR", help="for the wheel")
+    unlabelled.set_defaults(run=_unlabelled)
+
+    hub = verbs.add_parser("hub", help="convert a wheel to a repository for Hugging Face's package `kernels`")
+    hub.add_argument("wheel", type=Path, help="a repaired wheel, preferably the universal wheel")
+    hub.add_argument("--output", type=directory, required=True, metavar="DIR", help="a new directory")
+    hub.set_defaults(run=_hub)
+
+    benchmark = verbs.add_parser(
+        "benchmark", help="benchmark a finished wheel on this machine's GPU, in a clean environment"
+    )
+    benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
+    benchmark.add_argument(
+        "--out", type=Path, default=Path("build/results"), metavar="DIR", help="for the JSON results"
+    )
+    add_cache(benchmark)
+    benchmark.set_defaults(run=_benchmark)
+
+    merge = verbs.add_parser("merge", help="move the files of several artifacts into one directory")
+    merge.add_argument("source", type=Path, help="directory that contains one directory per artifact")
+    merge.add_argument(
+        "target", type=Path, help="directory for the files; two different files with one name are an error"
+    )
+    merge.add_argument("--count", type=int, metavar="N", help="fail unless there are N artifacts")
+    merge.set_defaults(run=_merge)
+
+
+@packages_of("build")
+def _repair(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import repair
+
+    print(repair.repair(arguments.wheel, arguments.output.absolute()))
+    return 0
+
+
+@packages_of("build")
+def _verify(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import build
+
+    for wheel in arguments.wheel:
+        verdict = build.verify_again(
+            wheel, cache=cache_of(arguments), require_gpu=arguments.require_gpu, every=arguments.every_torch
+        )
+        print(verdict.summary(), flush=True)
+    return 0
+
+
+def _unlabelled(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.matrix import names
+    from rocm_wheels.wheel import rewrite
+
+    if names.unlabelled(arguments.wheel.name) is None or not arguments.wheel.is_file():
+        raise DataError(
+            f"{arguments.wheel} is not a universal wheel",
+            remedy="Give one: dist/flash_attn-2.8.3+rocm-cp310-abi3-*.whl",
+        )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    print(rewrite.without_label(arguments.wheel, arguments.output))
+    return 0
+
+
+@packages_of("build")
+def _hub(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import hub
+
+    for variant in hub.write(arguments.wheel, arguments.output):
+        print(variant)
+    return 0
+
+
+@packages_of("build")
+def _benchmark(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import benchmark
+
+    for result in benchmark.run(arguments.wheel, cache=cache_of(arguments), output=arguments.out):
+        print(result)
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    sources = artifacts.unpacked(arguments.source)
+    if arguments.count is not None and len(sources) != arguments.count:
+        raise DataError(
+            f"{arguments.source} holds {len(sources)} artifacts, {arguments.count} were built",
+            remedy="Artifacts live 30 days: run all jobs again, not the failed ones alone.",
+        )
+    print(f"{arguments.target}: {artifacts.merge(sources, arguments.target)} files of {len(sources)} artifacts")
+    return 0
