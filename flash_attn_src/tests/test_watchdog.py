@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from flash_attn.backends import triton as backend
-from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.calls import AttentionCall, CacheCall, GradientCall
 from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, environment, jit, watchdog
+from flash_attn.runtime import device, environment, jit, slices, watchdog
 from flash_attn.runtime.platform import linux, windows
 from triton_calls import DEVICE
 
@@ -52,8 +53,9 @@ def _call(name: str) -> AttentionCall:
         call.alibi_slopes = torch.rand(2, 2)
     if name == "dropout":
         call.dropout_p, call.rng_state = 0.3, torch.tensor([7, 5])
-    if name == "bias":
-        call.attn_bias = torch.randn(1, 2, 20, 40)
+    if name in _BIASES:
+        call = AttentionCall(*(torch.randn(2, rows, heads, 16) for rows, heads in _OF_BIAS), 0.25, causal=True)
+        call.attn_bias = torch.randn(*_BIASES[name], _OF_BIAS[0][0], _OF_BIAS[1][0])
     if name in ("varlen", "packed blocks"):
         lengths_q, lengths_k = ((15, 25), (35, 45)) if name == "varlen" else ((1, 2, 37), (3, 1, 76))
         call.q, call.k, call.v = (x.flatten(0, 1) for x in (q, k, v))
@@ -67,20 +69,52 @@ def _call(name: str) -> AttentionCall:
     return call
 
 
+# The axes of batch and head of a bias, and (rows, heads) of the q, k and v with it. 37 rows: lse is misaligned.
+_BIASES = {"bias": (2, 2), "bias of sequences": (2, 1), "one bias": (1, 1)}
+_OF_BIAS = ((37, 2), (45, 1), (45, 1))
+_CACHES: dict[str, dict[str, Any]] = {
+    "cache": {"causal": True, "alibi_slopes": torch.rand(3, 6)},
+    "cache in splits": {"num_splits": 2, "s_aux": torch.rand(6), "cache_leftpad": torch.tensor([3, 0, 7]).int()},
+    "cache in pages": {"block_table": torch.randperm(12).reshape(3, 4).int(), "window_size": (50, 0)},
+    "cache lines": {"cache_batch_idx": torch.tensor([2, 0, 1]).int(), "num_splits": 2},
+    "cache, varlen": {"cu_seqlens_q": torch.tensor([0, 1, 3, 6]).int(), "max_seqlen_q": 3, "causal": True},
+}
+
+
+def _cache_call(name: str) -> CacheCall:
+    """3 sequences of up to 128 keys, 6 query heads, 3 key heads, up to 3 queries. With one query lse is misaligned."""
+    torch.manual_seed(0)
+    options = _CACHES[name]
+    q = (
+        torch.randn(6, 6, 16)
+        if "cu_seqlens_q" in options
+        else torch.randn(3, 2 if "num_splits" in options else 1, 6, 16)
+    )
+    caches = [torch.randn(*((12, 32) if "block_table" in options else (3, 128)), 3, 16) for _ in range(2)]
+    lengths = torch.tensor([128, 77, 100], dtype=torch.int32)
+    return CacheCall(q, *caches, 0.25, cache_seqlens=lengths, **options)
+
+
 def _results(name: str) -> list[torch.Tensor]:
+    if name in _CACHES:
+        return list(backend.kvcache(_cache_call(name)))
     call = _call(name)
     done = backend.forward(call)
     results = [done.out, done.softmax_lse]
     if call.block_table is None:
         gradients = [torch.empty_like(x) for x in (call.q, call.k, call.v)]
-        backend.backward(GradientCall(call, torch.ones_like(done.out), done.out, done.softmax_lse, *gradients))
+        if call.attn_bias is not None:
+            gradients.append(torch.empty_like(call.attn_bias))
+        backend.backward(GradientCall(call, torch.randn_like(done.out), done.out, done.softmax_lse, *gradients))
         results += gradients
     return results
 
 
 @_interpreted
 @pytest.mark.usefixtures("_tiles")
-@pytest.mark.parametrize("name", ["causal", "window", "alibi", "dropout", "bias", "varlen", "packed blocks", "paged"])
+@pytest.mark.parametrize(
+    "name", ["causal", "window", "alibi", "dropout", "varlen", "packed blocks", "paged", *_BIASES, *_CACHES]
+)
 def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_LIMIT, "0")
     wanted = _results(name)
@@ -94,7 +128,11 @@ def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], m
         assert torch.equal(got, right)
     for op, count in whole:
         pieces = [size for other, size in programs if other == op]
-        if op.startswith(("fwd", "bwd-dq", "bwd-dkdv")):
+        if op.startswith(("bwd-dbias", "decode")):  # parts of sequences, heads or rows of tiles
+            assert sum(pieces) == count
+            assert len(pieces) > 1
+            assert max(pieces) <= _LARGEST.get(name, 3)
+        elif op.startswith(("fwd", "bwd-dq", "bwd-dkdv")):
             assert count > 3
             assert pieces == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
         else:
@@ -107,6 +145,10 @@ def test_no_limit_cuts_nothing(programs: list[tuple[str, int]], monkeypatch: pyt
     monkeypatch.setenv(_LIMIT, "60")
     _results("causal")
     assert [op for op, _ in programs] == ["fwd", "bwd-dq", "bwd-dkdv"]
+
+
+# A row of tiles of dbias has three. Two sequences keep the pointer to lse aligned.
+_LARGEST = {"cache": 6, "cache in pages": 6}
 
 
 class _Kernel:
@@ -152,6 +194,8 @@ def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     launches.clear()
     kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))
     assert launches == [(0, 64 * 32)]
+    with pytest.raises(ValueError, match="attn_fwd: 134217729 programs are too many for pieces"):
+        kernel.launch((2**27 + 1, 1, 1), (), _forward_numbers(65536, 32))
 
 
 def test_only_windows_has_a_limit_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,12 +218,15 @@ def test_only_windows_has_a_limit_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_arguments_are_those_of_the_kernels() -> None:
-    rows = [row for row in OPERATIONS.values() if row.function in watchdog.ARGUMENTS]
-    assert {row.function for row in rows} == watchdog.ARGUMENTS.keys()
+    rows = [row for row in OPERATIONS.values() if row.function in (*watchdog.ARGUMENTS, *slices.NUMBERS)]
+    assert {row.function for row in rows} == {*watchdog.ARGUMENTS, *slices.NUMBERS}
     for row in rows:
         function = getattr(importlib.import_module(f"flash_attn.kernels.{row.module}"), row.function)
         constants = {*row.constants, *row.fixed}
         names = [name for name in function.arg_names if name not in constants]
+        if row.function in slices.NUMBERS:
+            assert tuple(names) == (*slices.POINTERS[row.function], *slices.NUMBERS[row.function])
+            continue
         bias = watchdog.BIAS_ARGUMENTS if "stride_sb" in row.kinds_of_argument else ()
         wanted = (*watchdog.ARGUMENTS[row.function], *bias)
         assert tuple(names[-len(wanted) :]) == wanted, row.name

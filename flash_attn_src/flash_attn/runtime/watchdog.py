@@ -1,7 +1,8 @@
 """Long launches in pieces, for systems that reset a GPU whose kernel runs too long, as Windows does after two seconds.
 
-A piece is a range of the programs of one grid, so the results are the same bit for bit. The time of a launch is
-estimated from the shapes of the call and from the GPU: see `programs_within`.
+A piece is a range of the programs of one grid, so the results are the same bit for bit. Kernels without a first program
+take a part of the sequences, heads or rows instead (`slices`). The time of a launch is estimated from the shapes of the
+call and from the GPU: see `Gpu.programs`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from flash_attn.kernels import targets
 from flash_attn.kernels.flags import CHUNK_BITS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import environment
+from flash_attn.runtime import environment, slices
 from flash_attn.runtime.device import Device, Grid, Kernel, Tensors
 from flash_attn.runtime.platform import PLATFORM
 
@@ -46,6 +47,13 @@ class Gpu:
     flops: float
     compute_units: int
 
+    def programs(self, seconds: float, flops: int) -> int:
+        """How many programs of so many operations end within so many seconds.
+
+        It is a multiple of the compute units, which run side by side: fewer programs would end no earlier.
+        """
+        return self.compute_units * max(int(seconds * self.flops / flops), 1)
+
 
 class PiecewiseKernel:
     """A kernel whose launches take at most about `seconds` each. Otherwise it is the kernel that it is made from."""
@@ -63,9 +71,14 @@ class PiecewiseKernel:
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `device.Kernel.launch`."""
         programs, size = grid[0], self.programs_within(numbers)
-        if programs <= size or programs > _MAX_PROGRAMS:
+        if programs <= size:
             self._kernel.launch(grid, tensors, numbers)
             return
+        if programs > _MAX_PROGRAMS:
+            raise ValueError(
+                f"{self._function}: {programs} programs are too many for pieces of {self._seconds} s, which take up to "
+                f"{_MAX_PROGRAMS}: pass fewer sequences or heads at once"
+            )
         place = len(numbers) + self._places["chunk"]
         for first in range(0, programs, size):
             chunk = int(numbers[place]) | first << CHUNK_BITS
@@ -73,10 +86,7 @@ class PiecewiseKernel:
             self._kernel.launch((min(size, programs - first), *grid[1:]), tensors, piece)
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
-        """How many programs a launch may have. Their time is estimated as if every program had the longest sequence.
-
-        It is a multiple of the compute units, which run side by side: fewer programs would end no earlier.
-        """
+        """How many programs a launch may have. Their time is estimated as if every program had the longest sequence."""
         seqlen_q, seqlen_k, head_dim, left, right = (int(numbers[self._places[name]]) for name in _SHAPE)
         if self._function == "attn_bwd_dkdv":
             rows = min(seqlen_q, left + right + self.block_n) * int(numbers[self._places["group"]])
@@ -84,7 +94,7 @@ class PiecewiseKernel:
         else:
             pairs = self.block_m * min(seqlen_k, left + right + self.block_m)
         flops = 2 * _PRODUCTS[self._function] * max(pairs, 1) * head_dim * self._unit
-        return self._gpu.compute_units * max(int(self._seconds * self._gpu.flops / flops), 1)
+        return self._gpu.programs(self._seconds, flops)
 
 
 def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
@@ -92,7 +102,8 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
 
     Otherwise the same kernel with its launches in pieces. Raises RuntimeError for a limit that is no number of seconds.
     """
-    if variant.operation.function not in ARGUMENTS:
+    function = variant.operation.function
+    if function not in ARGUMENTS and function not in slices.NUMBERS:
         return kernel
     try:
         limit = environment.seconds(os.environ, environment.MAX_LAUNCH_SECONDS)
@@ -102,4 +113,7 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
     if not seconds:
         return kernel
     rate = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
-    return PiecewiseKernel(kernel, variant, Gpu(rate * CYCLES_PER_SECOND, device.compute_units), seconds)
+    gpu = Gpu(rate * CYCLES_PER_SECOND, device.compute_units)
+    if function in slices.NUMBERS:
+        return slices.SlicedKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops))
+    return PiecewiseKernel(kernel, variant, gpu, seconds)

@@ -1,0 +1,203 @@
+"""Launches over a part of the sequences, heads or rows, for kernels whose grid always begins with program 0.
+
+A part is a smaller call: its pointers are moved, and some of its numbers are smaller. Each program does what it does in
+the whole launch, so the results are the same bit for bit. The rows of `attn_decode` and of `attn_bwd_dbias` say what
+moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime.device import Grid, Kernel, Tensors
+
+_ALIGNMENT = 4  # fp32 elements in the 16 bytes to which kernels expect some pointers to be aligned
+
+
+def _strides(tensors: str, axes: str) -> tuple[str, ...]:
+    return tuple(f"stride_{tensor}{axis}" for tensor in tensors for axis in axes)
+
+
+# The pointers and the other numbers of a launch, in order.
+POINTERS = {
+    "attn_decode": (
+        *("q", "k", "v", "out", "lse", "partial", "partial_lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
+        *("leftpad_k", "alibi_slopes", "block_table", "q_descale", "k_descale", "v_descale", "sinks"),
+    ),
+    "attn_bwd_dbias": ("q", "k", "v", "dout", "lse", "delta", "bias", "dbias", "norms"),
+}
+NUMBERS = {
+    "attn_decode": (
+        *("scale", "softcap", "page_inverse", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
+        *(*_strides("o", "bmh"), *_strides("l", "bh"), "stride_ab", "stride_tb", "page_size", "page_shift"),
+        *("nheads_k", "group", "seqlen_q", "seqlen_k", "seqlen_new", "capacity", "head_dim", "head_dim_v"),
+        *("window_left", "window_right", "chunk", "lse_rows", "m_blocks", "num_splits", "flags"),
+    ),
+    "attn_bwd_dbias": (
+        *("scale", "softcap", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
+        *(*_strides("g", "bmh"), *_strides("l", "bh"), *_strides("s", "bhm")),
+        *("batch", "nheads", "group", "planes_b", "planes_h", "seqlen_q", "seqlen_k", "head_dim"),
+        *("window_left", "window_right", "m_blocks", "n_blocks", "flags"),
+    ),
+}
+# The numbers of a launch, its programs, the sizes of its tiles, and `unit`: elements in 16 bytes.
+Numbers = Mapping[str, int]
+# (programs, pointer -> elements to move it by, number -> its value) of a launch.
+Part = tuple[int, dict[str, int], dict[str, int]]
+
+
+class SlicedKernel:
+    """A kernel whose launches have at most about `within(numbers)` programs. Otherwise it is the kernel that it is made
+    from.
+
+    within: takes the operations of one program.
+    """
+
+    def __init__(self, kernel: Kernel, variant: Variant, within: Callable[[int], int]) -> None:
+        self._kernel, self._within = kernel, within
+        self._function = variant.operation.function
+        self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
+        self.block_m, self.block_n = kernel.block_m, kernel.block_n
+        self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
+
+    def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
+        """See `device.Kernel.launch`."""
+        names = NUMBERS[self._function]
+        values = {name: int(value) for name, value in zip(names, numbers, strict=True)}
+        values |= {"programs": grid[0], "unit": self._unit, "block_m": self.block_m, "block_n": self.block_n}
+        operations, parts = _FUNCTIONS[self._function]
+        size = self._within(operations(values))
+        if grid[0] <= size:
+            self._kernel.launch(grid, tensors, numbers)
+            return
+        for programs, offsets, changed in parts(values, size):
+            pointers = zip(POINTERS[self._function], tensors, strict=False)
+            moved = [_moved(tensor, offsets.get(name, 0), name) for name, tensor in pointers]
+            some = [changed.get(name, number) for name, number in zip(names, numbers, strict=True)]
+            self._kernel.launch((programs, 1, 1), moved, some)
+
+
+def _decode_operations(numbers: Numbers) -> int:
+    """Operations of one program of `attn_decode`. Every key inside the window counts as seen."""
+    keys = min(numbers["seqlen_k"] + numbers["seqlen_new"], numbers["capacity"])
+    keys = min(keys, numbers["window_left"] + numbers["window_right"] + numbers["seqlen_q"])
+    columns = (numbers["head_dim"] + numbers["head_dim_v"]) * numbers["unit"]
+    return 2 * numbers["block_m"] * max(-(-keys // numbers["num_splits"]), numbers["block_n"]) * columns
+
+
+def _dbias_operations(numbers: Numbers) -> int:
+    """Operations of one program of `attn_bwd_dbias`."""
+    sharing = numbers["batch"] // numbers["planes_b"] * (numbers["nheads"] // numbers["planes_h"])
+    tile = numbers["block_m"] * numbers["block_n"] * numbers["head_dim"] * numbers["unit"]
+    return 2 * 2 * tile * max(sharing, 1)
+
+
+def _decode(numbers: Numbers, size: int) -> Iterator[Part]:
+    """The parts of a launch of `attn_decode`: several sequences, or several key heads of a sequence. A part has at
+    least one key head, whose splits run side by side.
+    """
+    unit, heads, group, splits = numbers["unit"], numbers["nheads_k"], numbers["group"], numbers["num_splits"]
+    programs, width = numbers["m_blocks"] * splits, numbers["head_dim_v"] * unit
+    batch = numbers["programs"] // (programs * heads)
+    lse_b, lse_h = numbers["stride_lb"], group * numbers["stride_lh"]
+    # The kernel writes lse itself where there is one split. Its pointer stays aligned, and the others' always are.
+    step_b, step_h = (_step(lse_b), _step(lse_h)) if splits == 1 else (1, 1)
+    for first, some, head, few in _ranges(batch, heads, programs, size, step_b, step_h):
+        rows = first * lse_b + head * lse_h
+        keys = 0 if numbers["flags"] & HAS_BLOCK_TABLE else first
+        descale = first * heads + head if numbers["flags"] & HAS_DESCALE else 0
+        offsets = {
+            "q": (first * numbers["stride_qb"] + head * group * numbers["stride_qh"]) * unit,
+            "k": (keys * numbers["stride_kb"] + head * numbers["stride_kh"]) * unit,
+            "v": (keys * numbers["stride_vb"] + head * numbers["stride_vh"]) * unit,
+            "out": (first * numbers["stride_ob"] + head * group * numbers["stride_oh"]) * unit,
+            "lse": rows if splits == 1 else 0,
+            "partial": rows * width if splits > 1 else 0,
+            "partial_lse": rows,
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k"), first),
+            "alibi_slopes": first * numbers["stride_ab"] + head * group,
+            "block_table": first * numbers["stride_tb"],
+            **dict.fromkeys(("q_descale", "k_descale", "v_descale"), descale),
+            "sinks": head * group,
+        }
+        yield some * few * programs, offsets, {"nheads_k": few}
+
+
+def _dbias(numbers: Numbers, size: int) -> Iterator[Part]:
+    """The parts of a launch of `attn_bwd_dbias`: several sequences of dbias, several heads of a sequence, or rows of a
+    head. A part has at least one row of tiles.
+    """
+    planes_h, group, m_blocks, n_blocks = (numbers[name] for name in ("planes_h", "group", "m_blocks", "n_blocks"))
+    unit, plane, rows = numbers["unit"], m_blocks * n_blocks, max(size // n_blocks, 1)
+    for first, some, first_head, few in _ranges(numbers["planes_b"], planes_h, plane, size, 1, group):
+        blocks = [(first_head, 0, some * few * m_blocks)]
+        if some * few * plane > size:
+            heads = range(first_head, first_head + few)
+            blocks = [(head, m, min(rows, m_blocks - m)) for head in heads for m in range(0, m_blocks, rows)]
+        for head, block, count in blocks:
+            row, kv_head = block * numbers["block_m"], head // group
+            lse = first * numbers["stride_lb"] + head * numbers["stride_lh"] + row
+            offsets = {
+                "q": _offset(numbers, "q", first, head, row) * unit,
+                "k": (first * numbers["stride_kb"] + kv_head * numbers["stride_kh"]) * unit,
+                "v": (first * numbers["stride_vb"] + kv_head * numbers["stride_vh"]) * unit,
+                "dout": _offset(numbers, "g", first, head, row) * unit,
+                "lse": lse,
+                "delta": lse,
+                "bias": _offset(numbers, "s", first, head, row),
+                "dbias": ((first * planes_h + head) * numbers["seqlen_q"] + row) * numbers["seqlen_k"],
+                "norms": first * (numbers["nheads"] // group) + kv_head,
+            }
+            yield count * n_blocks, offsets, {"seqlen_q": numbers["seqlen_q"] - row}
+
+
+def _offset(numbers: Numbers, tensor: str, batch: int, head: int, row: int) -> int:
+    places = {"b": batch, "h": head, "m": row}
+    return sum(place * numbers[f"stride_{tensor}{axis}"] for axis, place in places.items())
+
+
+def _ranges(
+    outer: int, inner: int, programs: int, size: int, step: int, inner_step: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Ranges (first, count, first inner, inner count) of outer x inner cells of so many programs each.
+
+    A range has at most `size` programs, or one step. It begins at a multiple of a step, and has every inner cell unless
+    it has one outer cell.
+    """
+    if (run := size // (inner * programs) // step * step) or step > 1:
+        run = max(run, step)
+        yield from ((first, min(run, outer - first), 0, inner) for first in range(0, outer, run))
+        return
+    run = max(size // programs // inner_step * inner_step, inner_step)
+    for first in range(outer):
+        yield from ((first, 1, head, min(run, inner - head)) for head in range(0, inner, run))
+
+
+def _step(stride: int) -> int:
+    return _ALIGNMENT // math.gcd(_ALIGNMENT, stride)
+
+
+def _moved(tensor: torch.Tensor | None, elements: int, name: str) -> torch.Tensor | None:
+    """The tensor from an element on. If that element is misaligned, lse and delta, which dbias reads, are copied with
+    what follows them in their storage.
+    """
+    if tensor is None or not elements:
+        return tensor
+    first, length = int(tensor.storage_offset()) + elements, 1
+    misaligned = name in ("lse", "delta") and elements % _ALIGNMENT
+    if misaligned:
+        length = tensor.untyped_storage().nbytes() // tensor.element_size() - first
+    moved = tensor.as_strided((length,), (1,), first)
+    return moved.clone() if misaligned else moved
+
+
+# Function -> the operations of one program, and the parts of a launch.
+_FUNCTIONS: dict[str, tuple[Callable[[Numbers], int], Callable[[Numbers, int], Iterator[Part]]]] = {
+    "attn_decode": (_decode_operations, _decode),
+    "attn_bwd_dbias": (_dbias_operations, _dbias),
+}
