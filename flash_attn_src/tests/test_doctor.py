@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doctor_machines import BUILD, CALL, CASES, DENIED, HEALTHY, KFD, LOGS, PIP_TORCH, PROBE, UNIVERSAL, probed, torch
 from flash_attn.backends import sources
 from flash_attn.diagnosis import commands, doctor, findings
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.runtime import environment
 from flash_attn.runtime.build_info import BuildInfo
+from made_up_machines import BUILD, CALL, CASES, DENIED, HEALTHY, KFD, LOGS, PIP_TORCH, PROBE, UNIVERSAL, probed, torch
 
 _SOURCE = Path(__file__).resolve().parent.parent
 

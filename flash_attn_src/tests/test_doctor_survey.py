@@ -12,11 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doctor_machines import BUILD, HEALTHY, PROBE
 from flash_attn.diagnosis import findings, survey
 from flash_attn.runtime import store
 from flash_attn.runtime.build_info import BuildInfo
 from flash_attn.runtime.platform import PLATFORM, linux
+from made_up_machines import BUILD, HEALTHY, PROBE
 
 _SOURCE = Path(__file__).resolve().parent.parent
 
