@@ -213,6 +213,12 @@ def test_a_call_that_is_not_served_goes_to_pytorch(reason: str) -> None:
     assert named in str(after)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_go_to_pytorch() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3, 8), torch.ones(2, 4, 8)], device=DEVICE)
+    assert door.reason_to_pass_on(nested, nested, nested, None, 0.0, False, False) == "a nested tensor"
+
+
 def test_wrong_calls_have_pytorchs_errors() -> None:
     q, k, v = _draw((1, 2, 6, 16), (1, 2, 6, 16), (1, 2, 6, 16), dtype=torch.float32)
     wrong: list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = [

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
+from flash_attn.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM, MOST
+from flash_attn.autograd import attend, differentiable
+from flash_attn.calls import AttentionCall
 from flash_attn.flash_attn_interface import flash_attn_func
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -49,7 +51,10 @@ def reason_to_pass_on(
     if not (is_on_gpu(query) and query.device == key.device == value.device):
         return "tensors that are not on one GPU"
     # Each read of a tensor's attribute takes part of the call's time, so each is read once.
-    shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    try:
+        shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    except RuntimeError:
+        return "a nested tensor"
     ndim, dtype = len(shape), query.dtype
     if ndim not in (3, 4) or len(shape_k) != ndim or len(shape_v) != ndim:
         return "tensors of other than 3 or 4 dimensions"
@@ -57,7 +62,7 @@ def reason_to_pass_on(
         return f"types {dtype}, {key.dtype}, {value.dtype}"
     if (shape_k != shape_v and shape_k[:-1] != shape_v[:-1]) or shape[0] != shape_k[0]:
         return "a batch, heads or keys that are broadcast"
-    if shape[-1] != shape_k[-1] or not _is_head_dim(shape[-1]) or not _is_head_dim(shape_v[-1]):
+    if shape[-1] != shape_k[-1] or not (0 < shape[-1] <= MAX_HEAD_DIM and 0 < shape_v[-1] <= MAX_HEAD_DIM):
         return f"head dims outside of 1 to {MAX_HEAD_DIM}, or not equal"
     if 0 in shape or 0 in shape_k:
         return "a size of 0"
@@ -66,10 +71,6 @@ def reason_to_pass_on(
     if not 0.0 <= dropout_p < 1.0:
         return "dropout_p outside of [0, 1)"
     return None if attn_mask is None else _reason_of_mask(query, key, attn_mask, dropout_p, is_causal)
-
-
-def _is_head_dim(size: int) -> bool:
-    return 0 < size <= MAX_HEAD_DIM
 
 
 def _reason_of_mask(
@@ -117,14 +118,43 @@ def attention(
         q, k, v = query.unsqueeze(2), key.unsqueeze(2), value.unsqueeze(2)
     # The window of query i reaches i + seqlen_k - seqlen_q + right. A causal mask from the top left ends at i.
     is_shifted = is_causal and seqlen_q > seqlen_k
-    out = flash_attn_func(
-        q, k, v, dropout_p, scale, is_causal and not is_shifted,
-        (-1, seqlen_q - seqlen_k) if is_shifted else (-1, -1),
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-        attn_bias=None if attn_mask is None else _bias(attn_mask, query, seqlen_k),
-    )  # fmt: skip
+    causal, window = is_causal and not is_shifted, (-1, seqlen_q - seqlen_k) if is_shifted else (-1, -1)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if _is_checked(query, key, value, attn_mask, dropout_p, is_causal, scale):
+        call = AttentionCall(
+            q, k, v, shape[-1] ** -0.5 if scale is None else scale, causal, window, 0.0, None, dropout_p, deterministic
+        )
+        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            out = differentiable(call, q, k, v)
+        else:
+            out = attend(None, call)
+    else:
+        out = flash_attn_func(
+            q, k, v, dropout_p, scale, causal, window, deterministic=deterministic,
+            attn_bias=None if attn_mask is None else _bias(attn_mask, query, seqlen_k),
+        )  # fmt: skip
     assert isinstance(out, torch.Tensor)
     return out.transpose(1, 2) if has_heads else out.squeeze(2)
+
+
+def _is_checked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> bool:
+    """Whether `reason_to_pass_on` has asked all that flash_attn_func would ask again, but for the little asked here."""
+    return (
+        attn_mask is None
+        and query.layout is key.layout is value.layout is DENSE
+        and dropout_p < BELOW_ONE
+        and type(is_causal) is bool
+        and (scale is None or (type(scale) is float and LEAST <= scale <= MOST))
+        and not is_compiling()
+    )
 
 
 def _bias(attn_mask: torch.Tensor, query: torch.Tensor, seqlen_k: int) -> torch.Tensor:

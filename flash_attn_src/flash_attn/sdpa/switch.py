@@ -15,6 +15,7 @@ from flash_attn.sdpa.report import count_passed_on, count_served
 
 _NAME = "scaled_dot_product_attention"
 _pytorch = functional.scaled_dot_product_attention
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def scaled_dot_product_attention(
@@ -29,13 +30,16 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """PyTorch's function of this name, on the kernels of flash_attn where they can serve, else by PyTorch itself."""
-    q, k, v, mask = _under_autocast(query, key, value, attn_mask)
+    q, k, v, mask = query, key, value, attn_mask
+    traced = is_compiling()
+    if traced or _is_any_autocast_enabled():
+        q, k, v, mask = _under_autocast(query, key, value, attn_mask)
     reason = kernels.reason_to_pass_on(q, k, v, mask, dropout_p, is_causal, enable_gqa)
     if reason is None:
-        if not is_compiling():
+        if not traced:
             count_served()
         return kernels.attention(q, k, v, mask, dropout_p, is_causal, scale)
-    if not is_compiling():
+    if not traced:
         count_passed_on(reason)
     more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
     return _pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
