@@ -133,7 +133,7 @@ def test_before_the_first_release(root: Path, data: Versions) -> None:
     assert readme.endswith("\nbetween\n")
     assert page.startswith("between\n")
     assert page.endswith(f"{coverage.COVERAGE[1]}\nafter\n")
-    assert f"| ROCm | {', '.join(data.rocm)} | 6.1, 6.2 | none yet |" in page
+    assert f"| ROCm | {', '.join(data.rocm)} | 6.1, 6.2, 7.2, 7.14, 10.0, 10.1 | none yet |" in page
     assert "| Radeon RX 7600, RX 7600 XT | gfx1102 | Triton | not yet |" in readme
     assert "`HSA_OVERRIDE_GFX_VERSION=10.3.0` for gfx1031 to gfx1036" in readme
     assert [ET.fromstring(badge).attrib["aria-label"] for badge in badges] == [

@@ -38,6 +38,7 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     requested = None if asked.of_this_machine else asked.targets
     made = rows.rows(data, selected.cells, requested, selected.universals)
     notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]
+    notes += dict.fromkeys(why for cell in selected.cells for why in data.uncertain(cell.torch, cell.rocm))
     for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
         print(line, file=sys.stderr)
     print(_TEXTS[arguments.form](made, arguments.tag))
@@ -52,17 +53,10 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
     lines = [f"tag={tag}"]
     for name, each in made.items():
         lines += [f"{name}={json.dumps({'include': each})}", f"{name}-count={len(each)}"]
-    lines.append(f"windows-count={rows.count_for_windows(versions.load(), made['wheels'])}")
-    lines.append(f"newest={json.dumps({'include': _newest(made['wheels'])})}")
+    data = versions.load()
+    lines.append(f"windows-count={rows.count_for_windows(data, made['wheels'])}")
+    lines.append(f"newest={json.dumps({'include': rows.newest(data, made['wheels'])})}")
     return "\n".join(lines)
-
-
-def _newest(wheels: list[Row]) -> list[Row]:
-    """The first wheel of the newest combination. If both backends are built, it is the ck wheel, which has the kernels
-    of both.
-    """
-    cells = [str(row["name"]).rpartition(" ")[0] for row in wheels]
-    return wheels[cells.index(cells[-1]) :][:1] if wheels else []
 
 
 def _listing(made: dict[str, list[Row]], tag: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocm_wheels.errors import DataError, ImpossibleCell, RocmWheelsError, UnknownVersion
 from rocm_wheels.matrix.versions import Backend, Torch, Versions
@@ -152,13 +152,16 @@ def nearest(versions: Versions, wanted: Cell) -> Cell:
         steps = torches[cell.torch], pythons[cell.python], rocms[cell.rocm]
         return sum(step > 0 for step in steps), *steps
 
-    cells = (
-        Cell(flash_attn=wanted.flash_attn, python=python, torch=torch, rocm=rocm, backend=wanted.backend)
+    closest = (
+        replace(
+            wanted,
+            torch=torch,
+            python=min(release.python, key=pythons.__getitem__),
+            rocm=min(release.rocm, key=rocms.__getitem__),
+        )
         for torch, release in versions.torch.items()
-        for python in release.python
-        for rocm in release.rocm
     )
-    return min(cells, key=distance)
+    return min(closest, key=distance)
 
 
 def product(

@@ -124,9 +124,7 @@ def make_plan(
     if triton_too and cell.backend != "triton":
         other = names.wheel_name(replace(cell, backend="triton"))
         notes += (f"{environment.BUILD_TRITON}: {other} is built after it",)
-    torch_of, rocm_of = versions.torch[cell.torch], versions.rocm[cell.rocm]
-    for name, why in ((f"torch {cell.torch}", torch_of.uncertain), (f"ROCm {cell.rocm}", rocm_of.uncertain)):
-        notes += (f"{name}: {why}",) if why else ()
+    notes += versions.uncertain(cell.torch, cell.rocm)
     compiler = versions.backends[cell.backend].compiler
     return Plan(
         cell=cell,
@@ -135,8 +133,8 @@ def make_plan(
         jobs=parallel_jobs(versions, env, machine, cell.backend),
         label=names.local_label(cell),
         wheel=names.wheel_name(cell),
-        torch_index=torch_of.rocm[cell.rocm],
-        image=rocm_of.image,
+        torch_index=versions.torch[cell.torch].rocm[cell.rocm],
+        image=versions.rocm[cell.rocm].image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         toolchain=toolchain_of(machine, cell.backend),
         steps=STEPS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
@@ -12,6 +13,7 @@ from rocm_wheels.matrix.targets import universal as universal_targets
 from rocm_wheels.matrix.versions import Versions
 
 Row = dict[str, str | int]
+T = TypeVar("T")
 _Rows = Callable[[Versions, Sequence[Cell], Sequence[str] | None], list[Row]]
 
 MAX_ROWS = 256  # limit of GitHub: matrix rows of one workflow run
@@ -171,18 +173,43 @@ def count_for_windows(data: Versions, wheels: Sequence[Row]) -> int:
     return sum(not row["python-version"] and not served.isdisjoint(str(row["targets"]).split(";")) for row in wheels)
 
 
+def confirmed(data: Versions, found: Sequence[T], versions_of: Callable[[T], tuple[str, str]]) -> list[T]:
+    """The combinations that a sample is taken from: those without an uncertain fact, or all if each has one.
+
+    A sample needs its torch from PyTorch's index: a directory that does not exist there would fail the whole run.
+    versions_of: gives the torch and the ROCm of a combination.
+    """
+    return [each for each in found if not data.uncertain(*versions_of(each))] or list(found)
+
+
+def newest(data: Versions, wheels: Sequence[Row]) -> list[Row]:
+    """The first wheel of the newest combination without an uncertain fact, [] without wheels. If both backends are
+    built, it is the ck wheel, which has the kernels of both.
+    """
+    sample = confirmed(data, [row for row in wheels if row["python-version"]], _torch_and_rocm) or list(wheels)
+    cells = [str(row["name"]).rpartition(" ")[0] for row in sample]
+    return sample[cells.index(cells[-1]) :][:1] if sample else []
+
+
+def _torch_and_rocm(row: Row) -> tuple[str, str]:
+    return str(row["torch-version"]), str(row["rocm-version"])
+
+
 def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
     """The job on the GPU runner: the universal wheels, which hold all contents, and a sample of the combinations.
 
-    A job for each wheel would pull an image of 32 GB 75 times through one runner, and GitHub cancels jobs that wait for
+    A job for each wheel would pull an image of 32 GB 170 times through one runner, and GitHub cancels jobs that wait for
     more than 24 hours. The wheels of the combinations hold the same kernels and modules as the universal wheels. The
-    sample is the oldest and the newest combination of each backend.
+    sample is the oldest and the newest combination of each backend, without those that have uncertain facts.
     """
-    backends: dict[str, list[str]] = {}
+    backends: dict[str, list[Row]] = {}
     for row in wheels:
-        backends.setdefault(str(row["backend"]), []).append(str(row["artifact"]))
-    universals = backends.pop("", [])
-    sample = [artifact for cells in backends.values() for artifact in dict.fromkeys((cells[0], cells[-1]))]
+        backends.setdefault(str(row["backend"]), []).append(row)
+    universals = [str(row["artifact"]) for row in backends.pop("", [])]
+    sample: list[str] = []
+    for built in backends.values():
+        cells = [str(row["artifact"]) for row in confirmed(data, built, _torch_and_rocm)]
+        sample += dict.fromkeys((cells[0], cells[-1]))
     if not (universals or sample):
         return []
     return [

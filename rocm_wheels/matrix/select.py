@@ -11,7 +11,7 @@ from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_interfaces, product, universal
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
-from rocm_wheels.matrix.rows import cell_name
+from rocm_wheels.matrix.rows import cell_name, confirmed
 from rocm_wheels.matrix.versions import Versions
 
 Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
@@ -50,7 +50,7 @@ def select(
 
     Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of that
     version, such as 2.8.3.post2. only: a glob over `cell_name`. A pull request gets the oldest and the newest
-    combination. has: names of published files; a combination is left out if its wheel, test report and wheels of
+    combination without an uncertain fact. has: names of published files; a combination is left out if its wheel, test report and wheels of
     interfaces are among them. Raises DataError if the glob matches nothing.
     """
     universals: list[Universal] = []
@@ -68,7 +68,8 @@ def select(
                 f"no combination of the platform {platform!r} exists: {impossible[0][1]}",
                 remedy="Take versions that exist together (rocm_wheels/versions.toml), or switch it off: False.",
             )
-        left_out += [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
+        unavailable = [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
+        left_out += [(name, why) for name, why in unavailable if fnmatch.fnmatchcase(name, only)]
         if "ck" in wanted["backend"] and data.backends["ck"].ready:
             universals += [universal(data, name) for version in wanted["flash_attn"] for name in _names(data, version)]
         for cell in found:
@@ -85,7 +86,8 @@ def select(
             remedy=f"Write combinations as {cell_name(cells[0])!r}; `--list` shows all, '2.8.3 * 6.2 *' matches some.",
         )
     if event == "pull_request":
-        matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
+        sample = confirmed(data, matching, lambda cell: (cell.torch, cell.rocm))
+        matching = list(dict.fromkeys((sample[0], sample[-1]))) if sample else []
         universals = []
     there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
     interfaces = {names.stem(name) for name in has if names.is_interface(name)}

@@ -129,6 +129,11 @@ class Versions:
         """The releases of flash-attn, without their other names."""
         return tuple(name for name, release in self.flash_attn_names.items() if name == release)
 
+    def uncertain(self, torch: str, rocm: str) -> tuple[str, ...]:
+        """A line for each of the two releases with facts that are not confirmed: "ROCm 10.1: which torch ..."."""
+        both = (f"torch {torch}", self.torch[torch].uncertain), (f"ROCm {rocm}", self.rocm[rocm].uncertain)
+        return tuple(f"{name}: {why}" for name, why in both if why)
+
 
 def load(path: Path = DATA_FILE) -> Versions:
     """Reads the data file. Raises DataError if its content is wrong."""
