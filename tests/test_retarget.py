@@ -37,7 +37,12 @@ def test_an_instruction_that_the_generic_target_lacks_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("generic", "made_for", "machine"),
-    [("gfx10-3-generic", "gfx1030", 0x53), ("gfx11-generic", "gfx1100", 0x54), ("gfx12-generic", "gfx1201", 0x59)],
+    [
+        ("gfx10-1-generic", "gfx1010", 0x52),
+        ("gfx10-3-generic", "gfx1030", 0x53),
+        ("gfx11-generic", "gfx1100", 0x54),
+        ("gfx12-generic", "gfx1201", 0x59),
+    ],
 )
 def test_a_code_object_of_a_generic_target(generic: str, made_for: str, machine: int, tmp_path: Path) -> None:
     (unit,) = units.find([generic], only="combine-bf16-d128")

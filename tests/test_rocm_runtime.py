@@ -89,6 +89,7 @@ def test_a_gpu_of_another_target(kernel_store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("generic", "gpu"),
     [
+        ("gfx10-1-generic", "gfx1012"),
         ("gfx10-3-generic", "gfx1036"),
         ("gfx11-generic", "gfx1103"),
         ("gfx11-generic", "gfx1152"),

@@ -263,10 +263,10 @@ def test_user_builds_where_torch_names_targets_without_kernels(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        ("gfx1010 gfx1100", "note: there are no kernels for the gfx1010 of this machine\n"),
+        ("gfx900 gfx1100", "note: there are no kernels for the gfx900 of this machine\n"),
         (
-            "gfx1010",
-            "error: there are no kernels for the gfx1010 of this machine\nname the targets: PYTORCH_ROCM_ARCH=",
+            "gfx900",
+            "error: there are no kernels for the gfx900 of this machine\nname the targets: PYTORCH_ROCM_ARCH=",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from amdgpu_simulator.isa import targets
 # of a utilisation against hardware counters of MI300X is 16 % (`python -m amdgpu_simulator calibrate`). RDNA: no
 # counters are published. A speed-up that its authors measured as 2.24 on gfx1100 is 1.46 in simulated cycles. AITER's
 # forward reaches 41 to 50 % of the peak on hardware, and 37 to 61 % in the simulator.
-_ERRORS = {"CDNA": 0.16, "RDNA2": 0.3, "RDNA3": 0.3, "RDNA4": 0.3}
+_ERRORS = {"CDNA": 0.16, "RDNA1": 0.3, "RDNA2": 0.3, "RDNA3": 0.3, "RDNA4": 0.3}
 
 
 def error(target: str) -> float:

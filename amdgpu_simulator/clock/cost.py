@@ -57,13 +57,13 @@ class Rates:
 _RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
 # The key is a target, or a generation if its targets have equal rates. Fill rates: the level-2 cache of a CDNA die
 # gives 2048 bytes per cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array
-# of RDNA 2 and 3 gives 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
+# of RDNA 1, 2 and 3 gives 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
 RATES = {
     "gfx950": Rates(banks=64, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
     "gfx942": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),
     # gfx908 has the row of gfx90a; its cycles were never compared with a measurement.
     **dict.fromkeys(("gfx908", "gfx90a"), Rates(by_8=256, by_16=256, by_32=64, cache=16 << 10, fill=20)),
-    "RDNA2": replace(_RDNA, cache=16 << 10, fill=25),
+    **dict.fromkeys(("RDNA1", "RDNA2"), replace(_RDNA, cache=16 << 10, fill=25)),
     # RDNA 3 multiplies INT8 as fast as 16 bits; RDNA 4 multiplies INT8 and FP8 twice as fast. AMD's GPUOpen, "Using the
     # Matrix Cores of AMD RDNA 4 architecture GPUs".
     "RDNA3": replace(_RDNA, by_8=256, by_16=256),

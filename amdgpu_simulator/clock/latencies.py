@@ -36,7 +36,7 @@ _CDNA = Latencies(memory=800, cached=200, shared=128, vector=0)
 _RDNA = Latencies(memory=500, cached=150, shared=64, vector=4)
 
 
-_OF = {"CDNA": _CDNA, "RDNA2": _RDNA, "RDNA3": _RDNA, "RDNA4": _RDNA}
+_OF = {"CDNA": _CDNA, "RDNA1": _RDNA, "RDNA2": _RDNA, "RDNA3": _RDNA, "RDNA4": _RDNA}
 
 
 def latencies(target: str) -> Latencies:

@@ -8,7 +8,7 @@ from pathlib import Path
 from amdgpu_simulator.isa import targets
 
 # Chip numbers by which ROCr selects image layouts.
-_CHIPS = {"CDNA": "141:60", "RDNA2": "143:40", "RDNA3": "145:1", "RDNA4": "152:80"}
+_CHIPS = {"CDNA": "141:60", "RDNA1": "143:1", "RDNA2": "143:40", "RDNA3": "145:1", "RDNA4": "152:80"}
 
 
 def write(root: Path, target: str, gpus: int) -> dict[str, str]:

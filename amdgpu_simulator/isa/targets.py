@@ -60,12 +60,14 @@ class Target:
 
 _CDNA = Generation(name="CDNA", wave=64, max_shared=15, counts_stores=True, keeps_half=False, matrix="mfma")
 _RDNA2 = Generation(name="RDNA2", wave=32, max_shared=63, counts_stores=False, keeps_half=True, matrix=None)
+_RDNA1 = replace(_RDNA2, name="RDNA1")
 _RDNA3 = replace(_RDNA2, name="RDNA3", matrix="mirrored", vopd_hazard=True)
 _RDNA4 = replace(_RDNA2, name="RDNA4", matrix="split", ids_in_ttmp=True, has_ieee_mode=False)
 
 # Triton compiles the code of a generic target for one GPU of the family, so the rules of the family apply.
 _NAMES: dict[Generation, tuple[str, ...]] = {
     _CDNA: ("gfx908", "gfx90a", "gfx942", "gfx950"),
+    _RDNA1: ("gfx1010", "gfx1011", "gfx1012", "gfx10-1-generic"),
     _RDNA2: ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx10-3-generic"),
     _RDNA3: (
         *("gfx1100", "gfx1101", "gfx1102", "gfx1103"),

@@ -33,7 +33,11 @@ from rocm_wheels.compile.ck import planner as build
 from rocm_wheels.errors import CompileFailed
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.
-TARGETS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx11-generic", "gfx1201")
+TARGETS = (
+    *("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx11-generic", "gfx1201"),
+    # Beside gfx1030 it has no dot instructions; beside gfx1010, gfx1012 has some.
+    *(pytest.param(target, marks=pytest.mark.long) for target in ("gfx10-1-generic", "gfx1012")),
+)
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -198,9 +198,9 @@ def _torch_and_rocm(row: Row) -> tuple[str, str]:
 def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
     """The job on the GPU runner: the universal wheels, which hold all contents, and a sample of the combinations.
 
-    A job for each wheel would pull an image of 32 GB 170 times through one runner, and GitHub cancels jobs that wait for
-    more than 24 hours. The wheels of the combinations hold the same kernels and modules as the universal wheels. The
-    sample is the oldest and the newest combination of each backend, without those that have uncertain facts.
+    A job for each wheel would pull an image of 32 GB 170 times through one runner, and GitHub cancels jobs that wait
+    for more than 24 hours. The wheels of the combinations hold the same kernels and modules as the universal wheels.
+    The sample is the oldest and the newest combination of each backend, without those that have uncertain facts.
     """
     backends: dict[str, list[Row]] = {}
     for row in wheels:

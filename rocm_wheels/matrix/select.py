@@ -50,8 +50,8 @@ def select(
 
     Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of that
     version, such as 2.8.3.post2. only: a glob over `cell_name`. A pull request gets the oldest and the newest
-    combination without an uncertain fact. has: names of published files; a combination is left out if its wheel, test report and wheels of
-    interfaces are among them. Raises DataError if the glob matches nothing.
+    combination without an uncertain fact. has: names of published files; a combination is left out if its wheel, test
+    report and wheels of interfaces are among them. Raises DataError if the glob matches nothing.
     """
     universals: list[Universal] = []
     cells: list[Cell] = []

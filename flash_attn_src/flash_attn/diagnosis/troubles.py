@@ -192,7 +192,7 @@ TROUBLES = (
         remedy="Build a wheel that has them: `{build}`. Until then Triton compiles them at their first call: "
         f"Triton {OLDEST_TRITON} or newer, which torch {OLDEST_TORCH} and newer for ROCm require. To use another GPU "
         "of this machine instead: {other_gpu}, or its number.",
-        windows="The wheel for Windows has kernels for the Radeon RX 6000 series and newer. For such a GPU, build a "
+        windows="The wheel for Windows has kernels for the Radeon RX 5000 series and newer. For such a GPU, build a "
         "wheel with its kernels on Linux or in WSL: `{build}`. For another GPU, Triton may compile them at their first "
         "call: `{pip} install triton-windows`. To use another GPU of this machine instead: {other_gpu}, or its number.",
         log=r"has no kernels? |invalid device function|hipErrorNoBinaryForGpu|no kernel image is available",

@@ -101,7 +101,7 @@ _NVIDIA = Target(
 # EF_AMDGPU_MACH: LLVM, "User Guide for AMDGPU Backend".
 _ELF_MACHINES = {
     "gfx900": 0x2C, "gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
-    "gfx1010": 0x33, "gfx1011": 0x34, "gfx1012": 0x35,
+    "gfx1010": 0x33, "gfx1011": 0x34, "gfx1012": 0x35, "gfx10-1-generic": 0x52,
     "gfx1030": 0x36, "gfx1031": 0x37, "gfx1032": 0x38, "gfx1033": 0x39, "gfx1034": 0x3E, "gfx1035": 0x3D,
     "gfx1036": 0x45, "gfx10-3-generic": 0x53,
     "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,
@@ -127,11 +127,12 @@ TARGETS: dict[str, Target] = {
     **_rows(_CDNA, "gfx90a", flushes_subnormals=True),
     **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8, flops_per_cycle=2048),
     **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, flops_per_cycle=4096, shared_memory=160 * KIB),
-    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012"),
+    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", generic="gfx10-1-generic"),
     **_rows(_RDNA2, *_GFX10_3, generic="gfx10-3-generic"),
     **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151", generic="gfx11-generic"),
     **_rows(_RDNA3, "gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153", registers=1024, generic="gfx11-generic"),
     **_rows(_RDNA4, "gfx1200", "gfx1201", generic="gfx12-generic"),
+    **_rows(_RDNA2, "gfx10-1-generic", made_for="gfx1010"),
     **_rows(_RDNA2, "gfx10-3-generic", made_for="gfx1030"),
     **_rows(_RDNA3, "gfx11-generic", made_for="gfx1100", registers=1024),
     **_rows(_RDNA4, "gfx12-generic", made_for="gfx1201"),
