@@ -6,15 +6,20 @@ Needs the package index. With a GPU, run the scripts of clients/ by hand instead
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from functools import cache
 from pathlib import Path
 
+import fake_parts
 import pytest
 
-from rocm_wheels.wheel import hub
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import make_universal_plan
+from rocm_wheels.wheel import assemble, hub
 
 _TESTS = Path(__file__).resolve().parent
 _ROOT = _TESTS.parent.parent
@@ -133,6 +138,22 @@ print(path, loaded.flash_attn_func(*torch.ones(3, 1, 4, 2, 8)).sum().item())
 """
     said = _run(clients.environment("clients-kernels"), "-c", f"from pathlib import PosixPath\n{code}")
     assert said == f"{tmp_path}/build/torch-cpu 64.0\n"
+
+
+def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, tmp_path: Path) -> None:
+    """The repository of a universal wheel, whose stores are stand-ins."""
+    machine = Machine(cores=1, available_mib=4096)
+    plan = make_universal_plan(versions.load(), flash_attn=VERSIONS[-1], env={}, machine=machine)
+    launcher = fake_parts.library(tmp_path / "launcher.so", "int PyInit__launcher(void) { return 1; }")
+    stores = {target: fake_parts.store(tmp_path / "stores", target) for target in plan.targets}
+    hub.write(assemble.assemble(plan, stores, launcher, tmp_path / "dist"), tmp_path / "hub")
+    gpus = ("gfx942", "gfx1012", "gfx1030", "gfx1036", "gfx1100", "gfx1151", "gfx1201:sramecc-", "gfx906")
+    repository = f"kernels-community/aiter-flash-attn={tmp_path}/hub"
+    said = clients.run("clients-kernels", "hub_on_gpus.py", repository, *gpus).splitlines()
+    loaded = re.compile(r"(gfx\S+): _flash_attn_rocm_\w+\.flash_attn_interface 64")
+    assert [bool(loaded.fullmatch(line)) for line in said] == [gpu != "gfx906" for gpu in gpus], said
+    assert "refused: " in said[-1]
+    assert "ROCm arch gfx906" in said[-1]
 
 
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
