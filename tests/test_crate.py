@@ -71,7 +71,7 @@ def run(script: str, library: Path, target: str, directory: Path, *more: str) ->
     return text
 
 
-@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("target", [pytest.param("gfx90a", marks=pytest.mark.long), "gfx942", "gfx1100"])
 def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
     """Forward and backward: Rust reads a store, plans, loads and launches through AMD's runtime; the simulator
     executes.
@@ -79,6 +79,7 @@ def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Pa
     assert f"3 calls on {target}" in run("simulated_calls.py", library, target, tmp_path)
 
 
+@pytest.mark.long
 def test_amds_kernels_from_rust_to_the_packets(library: Path, tmp_path: Path) -> None:
     """A forward of Composable Kernel, planned by its library within Rust, and a forward of AMD's assembly."""
     assert "2 calls on gfx942" in run("simulated_calls.py", library, "gfx942", tmp_path, "amd")
