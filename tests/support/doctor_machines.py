@@ -6,14 +6,16 @@ Prints a line `== NAME` before the output for each machine, and its exit code af
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-for argument in sys.argv[1:]:
-    path = os.pathsep.join((argument, os.environ["PYTHONPATH"]))
-    done = subprocess.run(
-        [sys.executable, "-m", "flash_attn.doctor"], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE,
-        encoding="utf-8", check=False,
-    )  # fmt: skip
-    print(f"== {Path(argument).name}\n{done.stdout}{done.returncode}", flush=True)
+machines, sys.argv = sys.argv[1:], ["-m"]
+sys.orig_argv.append("flash_attn.doctor")  # flash_attn then imports no torch, as for `python -m flash_attn.doctor`
+from flash_attn.diagnosis import doctor  # noqa: E402
+
+packages = os.environ["PYTHONPATH"]
+for machine in machines:
+    # The doctor looks at torch in a process of its own.
+    os.environ["PYTHONPATH"] = os.pathsep.join((machine, packages))
+    print(f"== {Path(machine).name}", flush=True)
+    print(doctor.main([]), flush=True)

