@@ -37,7 +37,10 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.tables import version_key
 
-GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1200", "gfx1201")
+GPUS = (
+    *("gfx90a", "gfx942", "gfx950", "gfx1012", "gfx1030", "gfx1036"),
+    *("gfx1100", "gfx1103", "gfx1151", "gfx1200", "gfx1201"),
+)
 # Tolerance: twice bf16's error, plus an absolute floor for values that underflow.
 _TINY = 1e-5
 

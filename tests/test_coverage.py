@@ -127,14 +127,16 @@ def test_readme_and_badges_are_up_to_date(data: Versions) -> None:
 
 def test_before_the_first_release(root: Path, data: Versions) -> None:
     readme, page, *badges, _ = coverage.generated(root, data).values()
-    assert readme.startswith(f"{STATUS}\nbefore\n{coverage.GPUS[0]}\n| GPU | target | kernels | run on hardware |")
+    assert readme.startswith(
+        f"{STATUS}\nbefore\n{coverage.GPUS[0]}\n| GPU | target | kernels | ROCm from | run on hardware |"
+    )
     assert f"{coverage.COVERAGE[0]}\nNothing is published yet, and nothing has been run on an AMD GPU." in page
     assert "old" not in readme + page
     assert readme.endswith("\nbetween\n")
     assert page.startswith("between\n")
     assert page.endswith(f"{coverage.COVERAGE[1]}\nafter\n")
     assert f"| ROCm | {', '.join(data.rocm)} | 6.1, 6.2, 7.2, 7.14, 10.0, 10.1 | none yet |" in page
-    assert "| Radeon RX 7600, RX 7600 XT | gfx1102 | Triton | not yet |" in readme
+    assert "| Radeon RX 7600, RX 7600 XT | gfx1102 | Triton | 6.1 | not yet |" in readme
     assert "`HSA_OVERRIDE_GFX_VERSION=10.3.0` for gfx1031 to gfx1036" in readme
     assert [ET.fromstring(badge).attrib["aria-label"] for badge in badges] == [
         "wheels: none yet",

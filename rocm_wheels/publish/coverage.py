@@ -194,7 +194,7 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
                 "name": _name(target),
                 "target": target.name,
                 "backends": " and ".join(_KERNELS[backend] for backend in target.backends),
-                "since": "" if since == min(versions.rocm, key=version_key) else f", from ROCm {since} on",
+                "since": since,
                 "verified": _newest(verified.get(target.name, [])),
             }
         )
