@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import io
 import itertools
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+if isinstance(sys.stdout, io.TextIOWrapper):  # a table has characters that the encoding of a console may lack
+    sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Shape(NamedTuple):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from rocm_wheels.cli import build
 from rocm_wheels.environment import cache_directory
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
 from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.publish import which
 from rocm_wheels.wheel import interpreters
 
 ROOT = Path(__file__).parents[1]
@@ -489,3 +492,15 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_path_that_the_console_cannot_show_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code page 437 has no Cyrillic letters."""
+    target = tmp_path / "\u0416"
+    (tmp_path / "source").mkdir()
+    monkeypatch.setattr(which, "run", lambda _: print(target))
+    for run in (partial(cli.main, ["merge", str(tmp_path / "source"), str(target)]), partial(which.main, [])):
+        stdout = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout, encoding="cp437", write_through=True))
+        assert not run()
+        assert rb"\u0416" in stdout.getvalue()

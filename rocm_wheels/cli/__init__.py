@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
+import sys
 from collections.abc import Sequence
 
 from rocm_wheels.cli import build, kernels, pins, release, wheels
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None, *, usage: str = "") -> int:
 
     usage: usage text of the calling script; shown on a command-line error in place of the usage of the verb.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have a character that the console's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = _parser(usage).parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C
     return exit_code(lambda: arguments.run(arguments), again=arguments.again)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -65,6 +66,8 @@ class NoWheel(Exception):  # noqa: N818 - it says what happened
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Python's path may have a character that the console's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     return run(_parser().parse_args(argv))
 
 
