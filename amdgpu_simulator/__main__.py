@@ -11,6 +11,7 @@
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --store gfx942.zip
     python -m amdgpu_simulator table gfx942                            # all kernel providers side by side; an hour
     python -m amdgpu_simulator table gfx1201 --peer aotriton DIR       # beside AOTriton's kernels, from a checkout
+    python -m amdgpu_simulator decoding gfx1100                        # splits and bandwidth of a whole GPU; 3 minutes
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
     python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
     python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
@@ -99,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="a Python whose Triton compiles the peer (default: this Python); may be repeated, the fewest cycles count",
     )
+    decoding = commands.add_parser("decoding", help="print the splits and the bandwidth of decoding on a whole GPU")
+    decoding.add_argument("target", help="GPU target, such as gfx1100")
     commands.add_parser("calibrate", help="compare simulated cycles with published figures of hardware")
     commands.add_parser("hazards", help="check the wait states of AMD's assembly kernels against the data file")
     wheel = commands.add_parser("wheel", help="run attention from a wheel, through AMD's HIP, on a GPU of each family")

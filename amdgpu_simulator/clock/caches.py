@@ -17,7 +17,9 @@ class Caches:
     and values, which are most of what attention loads. Lines of private memory belong to one group.
     """
 
-    def __init__(self, rates: Rates, latencies: Latencies) -> None:
+    def __init__(self, rates: Rates, latencies: Latencies, *, shared: bool = True) -> None:
+        """shared: whether all work groups load the same lines."""
+        self._shared = shared
         self._lines = rates.cache // LINE
         self._fill = rates.fill * rates.units
         self._latencies = latencies
@@ -32,7 +34,7 @@ class Caches:
         kept = self._kept[unit]
         missing = 0
         for line in one.lines:
-            place = line, group if line < 0 else 0
+            place = line, group if line < 0 or not self._shared else 0
             if one.loads and place in kept:
                 kept.move_to_end(place)
                 continue

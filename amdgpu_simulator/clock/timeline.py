@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -98,8 +99,12 @@ def play(
     result: Latencies | None = None,
     *,
     apart: int = 0,
+    fill: float | None = None,
 ) -> float:
     """Cycles until `resident` copies of a work group have ended, if they start `apart` cycles after each other.
+
+    fill: the bytes per cycle that a compute unit gets from memory, where the copies load different lines (default: they
+    load the same lines, which come from the next cache).
 
     Raises ValueError if a wave waits at a barrier that another wave of its group never reaches.
     """
@@ -110,7 +115,7 @@ def play(
         _Player(trace, number % simds, number % simds // rates.simds, number // size, float(apart * (number // size)))
         for number, trace in enumerate([*group] * resident)
     ]
-    caches = Caches(rates, result)
+    caches = Caches(rates if fill is None else replace(rates, fill=fill), result, shared=fill is None)
     free: dict[Unit, float] = {}
     parked: list[list[int]] = [[] for _ in range(resident)]
     # (earliest start of the next instruction, order among equals, wave) for each wave.

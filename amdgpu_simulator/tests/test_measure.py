@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tools
 from flash_attn.runtime.store import Store
 
 from amdgpu_simulator import __main__ as command
-from amdgpu_simulator import debian, gpu, measure, overview
+from amdgpu_simulator import debian, decoding, gpu, measure, overview
 from amdgpu_simulator.clock.latencies import latencies
 from amdgpu_simulator.workloads import composable, triton
 from rocm_wheels.compile import kernels
@@ -149,3 +150,20 @@ def test_a_table_of_every_kernel_provider(monkeypatch: pytest.MonkeyPatch, capsy
     capsys.readouterr()
     command.main(["table", "gfx1100", "--dim", "64", "--dtype", "fp16"])
     assert capsys.readouterr().out.splitlines()[2] == "| fwd fp16 d64 |  |  | 1000 (50) | triton |"
+
+
+def test_decoding_on_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"constants": {"BLOCK_N": 32}, "threads": 128, "resources": {"vgprs": 200}, "shared": 0}
+    monkeypatch.setattr(decoding, "_workload", lambda _: SimpleNamespace(entry=entry, rows=16))
+    monkeypatch.setattr(decoding, "_played", lambda _target, groups, length: 500.0 + 64 * groups * length)
+    command.main(["decoding", "gfx1100"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:4] for row in rows] == [
+        ["1", "24", "4", "32"],
+        ["2", "12", "4", "64"],
+        ["4", "6", "4", "128"],
+        ["8", "3", "4", "256"],
+    ]
+    assert 90 < int(rows[0][-1]) < 100
+    with pytest.raises(SystemExit, match="gfx942: decoding knows gfx1030, gfx1100"):
+        command.main(["decoding", "gfx942"])

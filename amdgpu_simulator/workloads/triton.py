@@ -84,14 +84,22 @@ def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
 
 
 def workload(
-    target: str, variant: Variant, tile: Config, *, causal: bool = False, head_dim: int | None = None
+    target: str,
+    variant: Variant,
+    tile: Config,
+    *,
+    causal: bool = False,
+    head_dim: int | None = None,
+    has_values: bool = False,
 ) -> Workload:
     """A kernel with a tile.
 
-    head_dim: head dim of the calls (default: the largest that the kernel serves). Raises CompileFailed.
+    head_dim: head dim of the calls (default: the largest that the kernel serves). has_values: whether the values of a
+    KV cache lie in memory of their own (default: they are the keys, so the kernel finds them in the first-level cache).
+    Raises CompileFailed.
     """
     _, entry, _ = gpu.compiled(target, variant, tile)
-    return _workload(target, variant, {variant.op: tile}, entry, gpu.compiled_code, causal, head_dim)
+    return _workload(target, variant, {variant.op: tile}, entry, gpu.compiled_code, causal, head_dim, has_values)
 
 
 def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
@@ -115,6 +123,7 @@ def _workload(
     code: gpu.Code,
     causal: bool,
     head_dim: int | None = None,
+    has_values: bool = False,
 ) -> Workload:
     op = variant.op.removesuffix("-v")
     of_keys, of_values = (_PRODUCTS | _CACHES)[op]
@@ -137,7 +146,7 @@ def _workload(
 
         with gpu.pretend(target, configs=configs, program=program, code=noted) as launched:
             if op in _CACHES:
-                _cached(variant, rows if op.endswith("extend") else tile_rows, length)
+                _cached(variant, rows if op.endswith("extend") else tile_rows, length, has_values)
             elif op == "bwd-dbias":
                 _shared_bias(variant, rows, length // entry["constants"]["BLOCK_N"], entry["constants"]["BLOCK_N"])
             else:
@@ -194,7 +203,7 @@ def _shared_bias(variant: Variant, rows: int, batch: int, keys: int) -> None:
     torch.autograd.backward(out.sum())
 
 
-def _cached(variant: Variant, rows: int, length: int) -> None:
+def _cached(variant: Variant, rows: int, length: int, has_values: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     small = _FP8.get(variant.dtype)
     q, cache = (
@@ -206,6 +215,5 @@ def _cached(variant: Variant, rows: int, length: int) -> None:
     )
     descale = None if small is None else torch.ones(1, 1)
     sinks = torch.zeros(rows) if variant.kind == "sink" else None
-    flash_attn_with_kvcache(
-        q, cache, cache[..., : variant.block_d], cache_seqlens=length, num_splits=1, s_aux=sinks, k_descale=descale
-    )
+    values = cache.clone() if has_values else cache[..., : variant.block_d]
+    flash_attn_with_kvcache(q, cache, values, cache_seqlens=length, num_splits=1, s_aux=sinks, k_descale=descale)

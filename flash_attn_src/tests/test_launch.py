@@ -335,6 +335,7 @@ def test_rows_that_are_not_dense_or_start_off_16_bytes_are_copied() -> None:
 def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.2")
     assert (gpu().target, gpu().compute_units) == ("gfx942", 228)
+    assert gpu(name="gfx1100").compute_units == 2 * 228  # HIP counts work group processors
     monkeypatch.setattr(torch.version, "hip", None)
     assert gpu().target == "sm_90"
     interpreter = jit.Interpreter()

@@ -64,6 +64,11 @@ class Target:
     def vendor(self) -> Literal["amd", "nvidia"]:
         return "nvidia" if self.family == "nvidia" else "amd"
 
+    @property
+    def multiprocessor_units(self) -> int:
+        """Compute units that HIP and torch count as one multiprocessor: the two of a work group processor on RDNA."""
+        return 2 if self.family.startswith("rdna") else 1
+
     def loses_range(self, dtype: str) -> bool:
         """Whether products of an element type ("fp16") need scaled operands, because the GPU flushes subnormals."""
         return self.flushes_subnormals and dtype == "fp16"
@@ -191,6 +196,7 @@ def facts(name: str) -> dict[str, Any]:
         "matrix_unit": row.matrix_unit,
         "fp8": row.fp8,
         "num_xcds": row.num_xcds,
+        "multiprocessor_units": row.multiprocessor_units,
         "shared_memory": row.shared_memory,
         "registers": row.registers,
         "errata": [erratum for erratum in ERRATA if getattr(row, erratum)],

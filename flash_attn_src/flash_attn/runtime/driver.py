@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flash_attn.kernels.targets import serving_targets
+from flash_attn.kernels.targets import TARGETS, serving_targets
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device, jit, store
 from flash_attn.runtime.build_info import VERSION, build_command
@@ -24,11 +24,12 @@ class Driver:
     def __init__(self, index: int) -> None:
         properties = torch.cuda.get_device_properties(index)
         self.index = index
-        self.compute_units: int = properties.multi_processor_count
         if torch.version.hip:
             self.target = str(properties.gcnArchName).split(":")[0]
         else:
             self.target = f"sm_{properties.major}{properties.minor}"
+        row = TARGETS.get(self.target)
+        self.compute_units: int = properties.multi_processor_count * (1 if row is None else row.multiprocessor_units)
 
     def _archive(self) -> store.Store | None:
         """The store whose code objects the GPU loads: of its own target, else of the generic target of its family."""

@@ -1,0 +1,118 @@
+"""Decoding on a whole GPU: the splits of the keys, and the share of the memory bandwidth, by the clock.
+
+python -m amdgpu_simulator decoding gfx1100
+
+One query per sequence, bf16. `flash_attn.kernels.splits` splits the keys of each key head among programs. The model is
+the launch of one kernel:
+- Programs spread evenly over the GPU. The unit with the most programs decides the time. It runs as many at once as fit.
+- A unit gets its share of the memory bandwidth, also while other units are idle. No line is in a cache before.
+- The clock frequency is the boost clock of the data sheet. A launch costs nothing. The kernel that combines the splits
+  is left out.
+A unit is a work group processor, which HIP counts as one multiprocessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from flash_attn.kernels import targets
+from flash_attn.kernels.splits import profitable_splits
+from flash_attn.kernels.variants import Variant
+
+from amdgpu_simulator import measure
+from amdgpu_simulator.clock import cost, timeline
+from amdgpu_simulator.clock.record import Executed
+from amdgpu_simulator.workloads import Workload, triton
+
+KEY_HEADS, HEAD_DIM, KEYS = 8, 128, 8192
+BATCHES = (1, 2, 4, 8)
+
+
+class Gpu(NamedTuple):
+    """A product: work group processors, GB/s of its memory, GHz."""
+
+    product: str
+    units: int
+    bandwidth: float
+    clock: float
+
+
+# Data sheets of AMD. The GPUs of processors: with the fastest memory that AMD names for them.
+GPUS = {
+    "gfx1030": Gpu("RX 6800 XT", 36, 512, 2.25),
+    "gfx1100": Gpu("RX 7900 XTX", 48, 960, 2.5),
+    "gfx1103": Gpu("Radeon 780M", 6, 120, 2.7),
+    "gfx1150": Gpu("Radeon 890M", 8, 120, 2.9),
+    "gfx1151": Gpu("Radeon 8060S", 20, 256, 2.9),
+    "gfx1201": Gpu("RX 9070 XT", 32, 640, 2.97),
+}
+
+
+def table(target: str) -> Iterator[str]:
+    """Yields the header, then a line for each batch size. Raises ValueError for a GPU without a row."""
+    if target not in GPUS:
+        raise ValueError(
+            f"{target}: decoding knows {', '.join(GPUS)}; add a row to GPUS in amdgpu_simulator/decoding.py"
+        )
+    yield f"{'batch':>5}{'splits':>8}{'programs per unit':>19}{'MiB read':>10}{'cycles':>9}{'bandwidth, %':>14}"
+    for batch in BATCHES:
+        splits = chosen(target, batch)
+        most, cycles = launch(target, batch, splits)
+        read = batch * KEY_HEADS * KEYS * HEAD_DIM * 4
+        yield f"{batch:5}{splits:8}{most:19}{read / 2**20:10.0f}{cycles:9.0f}{100 * share(target, batch, splits):14.0f}"
+
+
+def chosen(target: str, batch: int) -> int:
+    """The number of splits that flash_attn chooses."""
+    workload = _workload(target)
+    blocks = -(-KEYS // workload.entry["constants"]["BLOCK_N"])
+    units = GPUS[target].units * targets.get(target).multiprocessor_units
+    return profitable_splits(batch * KEY_HEADS, blocks, units, workload.rows)
+
+
+def share(target: str, batch: int, splits: int) -> float:
+    """The part of the memory bandwidth that a launch uses."""
+    gpu = GPUS[target]
+    read = batch * KEY_HEADS * KEYS * HEAD_DIM * 4
+    return read / (launch(target, batch, splits)[1] / gpu.clock * gpu.bandwidth)
+
+
+@cache
+def launch(target: str, batch: int, splits: int) -> tuple[int, float]:
+    """(programs of the busiest unit, cycles of the launch)."""
+    workload, gpu = _workload(target), GPUS[target]
+    most = -(-batch * KEY_HEADS * splits // gpu.units)
+    fits = measure.resident(target, workload.entry)
+    full, left = divmod(most, fits)
+    keys = KEYS / splits
+    return most, full * _cycles(target, fits, keys) + (_cycles(target, left, keys) if left else 0)
+
+
+def _cycles(target: str, groups: int, keys: float) -> float:
+    """The cycles of so many programs on one unit, each with so many keys."""
+    start, end = _LENGTHS
+    less, more = (_played(target, groups, length) for length in _LENGTHS)
+    return less + (more - less) * (keys - start) / (end - start)
+
+
+_LENGTHS = 256, 512
+
+
+@cache
+def _played(target: str, groups: int, length: int) -> float:
+    gpu = GPUS[target]
+    fill = gpu.bandwidth / gpu.units / gpu.clock / cost.rates(target).units
+    return timeline.play(_trace(target, length), groups, target, fill=fill)
+
+
+@cache
+def _trace(target: str, length: int) -> list[list[Executed]]:
+    return _workload(target).run(length).groups[0]
+
+
+@cache
+def _workload(target: str) -> Workload:
+    variant = Variant("decode", "bf16", HEAD_DIM, "plain")
+    return triton.workload(target, variant, triton.tiles(target, variant)[0], has_values=True)
