@@ -373,12 +373,18 @@ def test_a_universal_wheel_serves_a_torch_that_no_cell_is_for(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = json.loads((site / "metadata.json").read_text())
-    content["wheels"].append(universal(content["wheels"][0]))
+    of_all = universal(content["wheels"][0])
+    content["wheels"].append({**of_all, "targets": [*of_all["targets"], "gfx1201"]})
     (tmp_path / "metadata.json").write_text(json.dumps(content))
     expected = 'pip install "flash_attn==2.8.3+rocm" --extra-index-url https://example.org/wheels/simple/\n'
     machine = MI300X._replace(torch="2.9.1+rocm6.4", hip="6.4.0", python="3.13.1")
     assert run(tmp_path, machine, monkeypatch, capsys)[:2] == (0, expected)
     assert run(tmp_path, MI300X, monkeypatch, capsys)[:2] == (0, expected)
+    newer = machine._replace(torch="2.5.1+rocm6.2", hip="6.2.41133", gpus=("gfx1201",))
+    needs = "note     its kernels for gfx1201 need torch for ROCm 6.4 or newer, and this torch is older\n"
+    code, out, err = run(tmp_path, newer, monkeypatch, capsys)
+    assert (code, out, err.endswith(needs)) == (0, expected, True)
+    assert "note" not in run(tmp_path, newer._replace(hip="10.1.26015"), monkeypatch, capsys)[2]
     old = machine._replace(torch="2.4.0+rocm6.1", hip="6.1.0")
     code, out, err = run(tmp_path, old, monkeypatch, capsys)
     assert (code, out) == (1, "")

@@ -93,6 +93,9 @@ def run(options: argparse.Namespace) -> int:
     for gpu in machine.gpus:
         if gpu not in wheel["targets"]:
             _say(f"note     the wheel has no kernels for the {gpu} of this machine")
+        elif gpu in site["targets"] and not fitting(site, {**machine.wanted, "gpus": [gpu]}):
+            since = min(site["targets"][gpu].values(), key=numbers)
+            _say(f"note     its kernels for {gpu} need torch for ROCm {since} or newer, and this torch is older")
     print(pip_line(site, wheel))
     return 0
 
