@@ -196,7 +196,20 @@ CASES: list[tuple[str, Facts, str]] = [
             ),
             build=replace(BUILD, torch="", rocm=""),
         ),
-        "pip install torch[device-gfx942]==2.12.0+rocm7.14.0 --index-url",
+        "pip install torch[device-gfx942]==2.12.0+rocm7.14.0 --index-url https://repo.amd.com/rocm/whl-multi-arch/",
+    ),
+    (
+        "torch-lacks-gpu",
+        replace(
+            probed(
+                call=None,
+                torch={"version": "2.14.0+rocm7.2", "hip": "7.2.26015", "cuda": None},
+                devices=[{"name": "RX 5700 XT", "target": "gfx1010", "memory_mib": 8176}],
+                error="AcceleratorError: HIP error: invalid device function",
+            ),
+            build=replace(UNIVERSAL, targets=("gfx10-1-generic",)),
+        ),
+        "pip uninstall -y torch && pip install torch[device-gfx1010] --index-url https://repo.amd.com/rocm/",
     ),
     (
         "device-package-empty",

@@ -31,6 +31,7 @@ def commands(facts: Facts) -> dict[str, str]:
         "triton": _install_triton(facts),
         "device_package": _device_package(facts),
         "family_package": _family_package(facts),
+        "amd_torch": _amd_torch(facts),
         "reinstall": _reinstall(facts),
         "build": _build(facts.build, target, windows=facts.windows),
         "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", OVERRIDES.get(target, ("", "10.3.0"))[1]),
@@ -123,8 +124,21 @@ def _device_package(facts: Facts) -> str:
     targets, installed = _targets(facts) or ["gfx942"], _installed(facts)
     extras = ",".join(f"device-{target}" for target in targets)
     _, _, directory = installed.partition("+")
-    index = amd_index(installed) if facts.windows else f"{INDEX}/{directory or 'rocm10.0'}"
+    # PyTorch's wheels name two numbers of ROCm, +rocm10.0, and AMD's wheels three.
+    of_amd = facts.windows or re.fullmatch(r"rocm(sdk\d+|\d+\.\d+\.\d+)", directory)
+    index = amd_index(installed) if of_amd else f"{INDEX}/{directory or 'rocm10.0'}"
     return f'{_shell(facts).pip} install "torch[{extras}]=={installed}" --index-url {index}'
+
+
+def _amd_torch(facts: Facts) -> str:
+    """The lines that replace torch by AMD's, which has kernels for more GPUs than PyTorch's."""
+    shell = _shell(facts)
+    if facts.windows:
+        return install_torch_on_windows(shell, targets=_targets(facts), installed=True)
+    extras = ",".join(f"device-{target}" for target in _targets(facts) or ["all"])
+    return shell.then(
+        [f"{shell.pip} uninstall -y torch", f'{shell.pip} install "torch[{extras}]" --index-url {AMD_INDEX}']
+    )
 
 
 def _family_package(facts: Facts) -> str:

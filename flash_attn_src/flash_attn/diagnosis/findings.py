@@ -24,6 +24,8 @@ from flash_attn.runtime.platform import PLATFORM
 
 # The first ROCm whose torch has the kernels of each GPU in a package of their own.
 DEVICE_PACKAGES = (7, 14)
+# HIP's words for code that has no kernel for the GPU.
+_NO_CODE = re.compile(r"invalid device function|InvalidDeviceFunction|NoBinaryForGpu|no kernel image is available")
 # How alike a variable's name is to one that is read if that was meant: upstream had more that begin as these do.
 _ALIKE = 0.92
 
@@ -175,6 +177,8 @@ def _call(facts: Facts) -> _Found:
         yield "device-package-empty", f"torch {version} loads an empty file instead of its kernels for gfx90a"
     elif of_torch:
         yield "device-package-missing", f"torch {version} has no kernels for the GPU here"
+    elif targets and "torch_kernel" not in facts.probe and _NO_CODE.search(facts.probe.get("error", "")):
+        yield "torch-lacks-gpu", f"torch {version} has no kernels for {', '.join(sorted(targets))}"
     elif "error" in facts.probe:
         yield "call-failed", facts.probe["error"]
     elif facts.died:

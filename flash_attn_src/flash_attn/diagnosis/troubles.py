@@ -186,6 +186,13 @@ TROUBLES = (
         "`{device_package}`.",
     ),
     Trouble(
+        key="torch-lacks-gpu",
+        title="torch itself has no kernels for this GPU",
+        sign="`torch.cuda.is_available()` is True, and the first kernel of torch itself ends with "
+        "`invalid device function`: PyTorch's wheels have no kernels for RX 5000, RX 6700 and smaller, and others",
+        remedy="Install AMD's torch, which has kernels for more GPUs: `{amd_torch}`.",
+    ),
+    Trouble(
         key="target-missing",
         title="The wheel has no kernels for this GPU",
         sign="`this flash_attn has no kernels for gfx...`, or seconds at each first call",
