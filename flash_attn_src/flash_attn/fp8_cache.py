@@ -41,7 +41,7 @@ def has_wide_queries(call: CacheCall, given: Descales) -> bool:
 
     Raises NotImplementedError where the call appends keys, because nothing casts them.
     """
-    if not is_fp8(call.k_cache) or is_fp8(call.q) or all(x is None for x in given):
+    if given[0] is given[1] is given[2] is None or not is_fp8(call.k_cache) or is_fp8(call.q):
         return False
     if not isinstance(call.q, torch.Tensor) or call.q.dtype not in _QUERIES:
         return False
@@ -59,10 +59,11 @@ def set_descales(call: CacheCall, given: Descales) -> None:
     Raises TypeError or ValueError for wrong descales, TypeError for an FP8 format that is not the GPU's.
     """
     k_cache = call.k_cache
-    if is_fp8(k_cache) and k_cache.is_cuda:
+    in_fp8 = is_fp8(k_cache)
+    if in_fp8 and k_cache.is_cuda:
         wanted = backends.select(call.q).fp8_format(call.q)
         if k_cache.dtype is not wanted:
             name = "q" if is_fp8(call.q) else "k_cache"
             raise TypeError(f"{name}: got {k_cache.dtype}, wanted {wanted}, the format of this GPU")
-    if is_fp8(k_cache) or any(x is not None for x in given):
+    if in_fp8 or not given[0] is given[1] is given[2] is None:
         call.descales = descales_of(call.q, k_cache, call.batch, given)

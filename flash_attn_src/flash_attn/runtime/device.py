@@ -69,6 +69,8 @@ class Device(Protocol):
 _devices: dict[int, Device] = {}
 # Cache of all kernels that were found. The key is chosen by the finder. A public call looks each kernel up here once.
 kernels: dict[tuple[object, ...], Any] = {}
+_PLANS = ("plans",)
+MAX_PLANS = 1024
 _lock = threading.Lock()
 
 
@@ -105,6 +107,16 @@ def _watched(device: Device, variant: Variant) -> Kernel:
     from flash_attn.runtime import watchdog
 
     return watchdog.watched(device.kernel(variant), variant, device)
+
+
+def plans() -> dict[tuple[object, ...], Any]:
+    """Launches that were worked out, by all that they depend on; no tensors. It lives as long as the kernels in it."""
+    found: dict[tuple[object, ...], Any] | None = kernels.get(_PLANS)
+    if found is None:
+        found = kernels[_PLANS] = {}
+    elif len(found) > MAX_PLANS:
+        found.clear()
+    return found
 
 
 def loses_range(index: int, dtype: torch.dtype) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from flash_attn import rng
@@ -24,6 +26,8 @@ from flash_attn.backends.triton.kernels import (
 )
 from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out, replace
+from flash_attn.runtime import device
+from flash_attn.runtime.device import Grid, Kernel
 
 # Operations for v with the head dim of q and k, and for v with another head dim.
 _FORWARD = (("fwd",), ("fwd-v",))
@@ -49,8 +53,49 @@ def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(q) if v.shape[-1] == q.shape[-1] else new_out(q, v)
 
 
+class _Plan(NamedTuple):
+    """A launch of the forward kernel without optional tensors."""
+
+    kernel: Kernel
+    grid: Grid
+    absent: tuple[None, ...]
+    numbers: tuple[int | float, ...]
+    lse_shape: tuple[int, ...]
+
+
+def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
+    """All that the plan of a call depends on, but for the alignment of its tensors; None for a call with options that
+    no plan has."""
+    q, k, v = call.q, call.k, call.v
+    if (
+        call.dropout_p > 0.0
+        or not (call.cu_seqlens_q is call.seqused_k is call.leftpad_k is call.block_table is call.out is None)
+        or not (call.cu_seqlens_k is call.alibi_slopes is call.s_aux is call.attn_bias is None)
+    ):
+        return None
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(),
+        call.softmax_scale, call.softcap, call.causal, call.window_size,
+    )  # fmt: skip
+
+
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`. NotImplementedError for S_dmask of a paged cache."""
+    key = _plan_key(call)
+    if key is None:
+        return _forward(call)
+    q, k, v = call.q, call.k, call.v
+    plan: _Plan | None = device.plans().get(key)
+    if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
+        return _forward(call, key)
+    out = _new_out(q, v)
+    lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=q.device)
+    plan.kernel.launch(plan.grid, (q, k, v, out, lse, *plan.absent), plan.numbers)
+    return ForwardResult(out, lse, None, call.rng_state)
+
+
+def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> ForwardResult:
+    """`forward` of any call. key: where the plan of the launch is kept."""
     q, k, v, out = call.q, call.k, call.v, call.out
     cu_seqlens_q, block_table = call.cu_seqlens_q, call.block_table
     head_numbers, head_stride = head_numbers_of(call)
@@ -81,6 +126,7 @@ def forward(call: AttentionCall) -> ForwardResult:
     q, q_strides = rows(q, vec)
     k, k_strides = rows(k, vec)
     v, v_strides = rows(v, vec)
+    given = call
     if q is not call.q or k is not call.k or v is not call.v:
         call = replace(call, q=q, k=k, v=v)
     if splits:
@@ -115,23 +161,20 @@ def forward(call: AttentionCall) -> ForwardResult:
         more, flags = (*more, bias), flags | bias_flag
     group = nheads // k.shape[-2]
     table_stride, page_size = (0, 1) if block_table is None else (table_stride_of(block_table), k.shape[1])
-    kernel.launch(
-        (m_blocks * planes, 1, 1),
-        (
-            q, k, v,  # inputs
-            result, lse,  # outputs
-            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, head_numbers, rng_state, *more,
-        ),
-        (
-            scale, softcap, dropout_p,  # options
-            *q_strides, *k_strides, *v_strides, *out_strides,
-            lse_b, lse_h, head_stride, table_stride, page_size,  # strides
-            nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
-            left, right,  # mask
-            m_blocks, nheads * batch, chunk_of(planes, is_even(call), kernel), flags,  # grid
-            *bias_strides,
-        ),
+    grid = (m_blocks * planes, 1, 1)
+    optional = (cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, head_numbers, rng_state, *more)
+    numbers = (
+        scale, softcap, dropout_p,  # options
+        *q_strides, *k_strides, *v_strides, *out_strides,
+        lse_b, lse_h, head_stride, table_stride, page_size,  # strides
+        nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
+        left, right,  # mask
+        m_blocks, nheads * batch, chunk_of(planes, is_even(call), kernel), flags,  # grid
+        *bias_strides,
     )  # fmt: skip
+    kernel.launch(grid, (q, k, v, result, lse, *optional), numbers)
+    if key is not None and q is given.q and k is given.k and v is given.v and m_blocks * planes > 0:
+        device.plans()[key] = _Plan(kernel, grid, (None,) * len(optional), numbers, tuple(lse.shape))
     if out is not None and result is not out:
         out.copy_(result)
         result = out

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from flash_attn.backends.split_kv import DECODE_ROWS, are_faster
 from flash_attn.backends.triton.append import append
 from flash_attn.backends.triton.attention import forward
-from flash_attn.backends.triton.decode import attend_split
+from flash_attn.backends.triton.decode import attend_by_plan, attend_split
 from flash_attn.backends.triton.kernels import VEC, aligned, find, forward_kind
 from flash_attn.calls import AttentionCall, CacheCall, replace
 from flash_attn.kernels.value_dims import LATENT_DIM, LATENT_VALUE_DIM, served_pair
@@ -39,12 +39,14 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         q = append(call, call.k, call.v)
         if q is not call.q:
             call = replace(call, q=q)
-    result, lse = _attend_whole(call) if _keeps_whole(call) else attend_split(call)
+    attended = attend_by_plan(call)
+    if attended is None:
+        attended = _attend_whole(call) if _keeps_whole(call) else attend_split(call)
     if call.k is not None:
         for cache, used in ((given_k, k_cache), (given_v, v_cache)):
             if cache is not used:
                 cache.copy_(used)
-    return result, lse
+    return attended
 
 
 def _keeps_whole(call: CacheCall) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from flash_attn.backends.triton.kernels import (
@@ -29,7 +31,9 @@ from flash_attn.kernels.flags import (
 from flash_attn.kernels.splits import LATENT_RESIDENT, RESIDENT, profitable_splits
 from flash_attn.kernels.variants import bucket
 from flash_attn.runtime import device
-from flash_attn.runtime.device import Kernel
+from flash_attn.runtime.device import Grid, Kernel
+
+Numbers = tuple[int | float, ...]
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
@@ -38,6 +42,66 @@ MAX_PAGE_UNITS = 1 << 22
 _ENDLESS = 1 << 30
 # More splits than this of so few rows are joined many at a time: their latencies are the time then. H200, 2026-11-22.
 _MANY_SPLITS, _FEW_ROWS = 16, 256
+
+
+class _Plan(NamedTuple):
+    """The launches of a call without optional tensors but lengths and a table. join: of the kernel that combines."""
+
+    launch: tuple[Kernel, Grid, Numbers]
+    join: tuple[Kernel, Grid, Numbers] | None
+    lse_shape: tuple[int, ...]
+    num_splits: int
+
+
+def _plan_key(call: CacheCall) -> tuple[object, ...] | None:
+    """All that the plan of a call depends on; None for a call with options that no plan has."""
+    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
+    if not (
+        call.cu_seqlens_q is call.cu_seqlens_k_new is call.cache_leftpad is call.alibi_slopes is call.s_aux is None
+        and call.qv is call.out is None
+        and call.descales is None
+    ):
+        return None
+    table = _table(call)
+    return (
+        q.shape, q.stride(), q.dtype, q.get_device(),
+        k_cache.shape, k_cache.stride(), v_cache.shape, v_cache.stride(),
+        None if table is None else (table.shape, table.stride()), call.block_table is None, call.lengths is None,
+        call.length, call.added, call.softmax_scale, call.softcap, call.causal, call.window_size, call.attention_chunk,
+        call.num_splits, call.sm_margin,
+    )  # fmt: skip
+
+
+def _table(call: CacheCall) -> torch.Tensor | None:
+    return call.cache_batch_idx if call.block_table is None else call.block_table
+
+
+def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The result of `attend_split` if it has served such a call before, else None. Tensors are aligned to 16 bytes."""
+    key = _plan_key(call)
+    plan: _Plan | None = None if key is None else device.plans().get(key)
+    if plan is None:
+        return None
+    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
+    kernel, grid, numbers = plan.launch
+    result = new_out(q, v_cache)
+    partial = partial_lse = lse = q.new_empty(plan.lse_shape, dtype=torch.float32)
+    if plan.num_splits > 1:
+        partial = lse.new_empty((plan.num_splits, *plan.lse_shape, v_cache.shape[-1]))
+        partial_lse = lse.new_empty((plan.num_splits, *plan.lse_shape))
+    more = (lse, lse, lse, None) if kernel.takes_sinks else (lse, lse, lse)
+    kernel.launch(
+        grid,
+        (
+            q, k_cache, v_cache, result, lse, partial, partial_lse, None, None, call.lengths, None, None, _table(call),
+            *more,
+        ),
+        numbers,
+    )  # fmt: skip
+    if plan.join is not None:
+        kernel, grid, numbers = plan.join
+        kernel.launch(grid, (partial, partial_lse, result, lse), numbers)
+    return result, lse
 
 
 def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,28 +176,31 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         partial_lse.fill_(float("inf"))
         if num_splits == 1:
             result.zero_()
+    grid = (programs * num_splits, 1, 1)
+    numbers = (
+        call.scale, call.softcap, unit / page_size,  # options
+        *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec), *out_strides,
+        lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,  # strides
+        page_size, 4 if unit == _PAGE_UNIT else 0,  # pages
+        nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, head_dim_v // vec,  # shapes
+        left, right, call.attention_chunk,  # mask
+        lse.numel(), m_blocks, num_splits, flags,  # grid
+    )  # fmt: skip
     kernel.launch(
-        (programs * num_splits, 1, 1),
+        grid,
         (
             q, k_cache, v_cache,  # inputs
             result, lse, partial, partial_lse,  # outputs
             cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes, table,  # optional inputs
             *more,
         ),
-        (
-            call.scale, call.softcap, unit / page_size,  # options
-            *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec), *out_strides,
-            lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,  # strides
-            page_size, 4 if unit == _PAGE_UNIT else 0,  # pages
-            nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, head_dim_v // vec,  # shapes
-            left, right, call.attention_chunk,  # mask
-            lse.numel(), m_blocks, num_splits, flags,  # grid
-        ),
+        numbers,
     )  # fmt: skip
+    joined = None
     if num_splits > 1:
         per_row = (lse_b, 1, lse_h)
         outer = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
-        _join(
+        joined = _join(
             partial, partial_lse, result, lse,
             (
                 lse.numel() * head_dim_v, *(stride * head_dim_v for stride in per_row), lse.numel(), *per_row, *outer,
@@ -141,6 +208,9 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             ),
             nheads, q.shape[-3], head_dim_v, num_splits,
         )  # fmt: skip
+    key = _plan_key(call) if table is _table(call) and programs > 0 else None
+    if key is not None:
+        device.plans()[key] = _Plan((kernel, grid, numbers), joined, tuple(lse.shape), num_splits)
     if out is not None and result is not out:
         result = out.copy_(result)
     return result, lse
@@ -197,18 +267,14 @@ def _join(
     seqlen: int,
     head_dim: int,
     num_splits: int,
-) -> None:
-    """Launches `attn_combine` with its strides."""
+) -> tuple[Kernel, Grid, Numbers]:
+    """Launches `attn_combine` with its strides. Returns what it launches."""
     kind = "wide" if num_splits > _MANY_SPLITS and lse.numel() <= _FEW_ROWS else "plain"
     kernel = find_one("combine", out.get_device(), out.dtype, head_dim, kind)
-    kernel.launch(
-        (lse.numel(), -(-head_dim // bucket(head_dim, "combine")), 1),
-        (
-            partial, partial_lse,  # inputs
-            out, lse,  # outputs
-        ),
-        (
-            *strides,
-            nheads, seqlen, head_dim, num_splits,  # shapes
-        ),
+    grid = (lse.numel(), -(-head_dim // bucket(head_dim, "combine")), 1)
+    numbers = (
+        *strides,
+        nheads, seqlen, head_dim, num_splits,  # shapes
     )  # fmt: skip
+    kernel.launch(grid, (partial, partial_lse, out, lse), numbers)
+    return kernel, grid, numbers

@@ -101,7 +101,9 @@ def find_one(op: str, index: int, dtype: torch.dtype, head_dim: int, kind: str =
 
 def remember(key: tuple[object, ...], kernels: tuple[Kernel, ...]) -> None:
     """Makes `find` answer with these from now on; the key is its arguments."""
-    device.kernels[key] = kernels
+    if device.kernels.get(key) != kernels:
+        device.kernels[key] = kernels
+        device.plans().clear()  # they hold the kernels of before
 
 
 _FAR = 1 << 31  # first value that an int32 argument cannot hold
@@ -109,13 +111,7 @@ _FAR = 1 << 31  # first value that an int32 argument cannot hold
 
 def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
     """The tensor itself if its rows are dense, aligned to 16 bytes and with int32 strides, else such a copy."""
-    *outer, last = tensor.stride()
-    misaligned = tensor.data_ptr() & 15
-    for stride in outer:
-        misaligned |= stride & (vec - 1)
-    if last == 1 and not misaligned and outer[-2] < MAX_ROW_STRIDE * vec:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return rows(tensor, vec)[0]
 
 
 def rows(tensor: torch.Tensor, vec: int) -> tuple[torch.Tensor, Strides]:

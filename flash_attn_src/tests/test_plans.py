@@ -1,0 +1,103 @@
+"""A call whose launch was worked out before is launched as the first such call; and no plan serves another call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from flash_attn import backends, flash_attn_func, flash_attn_with_kvcache
+from flash_attn.backends import triton
+from flash_attn.kernels import launches
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime import device
+from flash_attn.runtime.device import Grid, Tensors
+
+Call = Callable[[], object]
+
+
+class _Gpu:
+    """Keeps launches: kernel, grid, layouts of tensors, numbers."""
+
+    target, compute_units = "gfx942", 304
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def kernel(self, variant: Variant) -> SimpleNamespace:
+        constants = launches.specification(variant, self.target, None).constants
+
+        def launch(grid: Grid, tensors: Tensors, numbers: Sequence[float]) -> None:
+            layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+            self.launched.append((variant.name, grid, layouts, list(numbers)))
+
+        return SimpleNamespace(
+            block_m=constants.get("BLOCK_M", 0), block_n=constants.get("BLOCK_N", 0), num_xcds=8,
+            takes_sinks=variant.takes("sinks"), launch=launch,
+        )  # fmt: skip
+
+
+def _calls() -> list[Call]:
+    calls: list[Call] = []
+    x = torch.zeros(2, 600, 4, 64, dtype=torch.float16)
+    heads_first = torch.zeros(2, 4, 600, 64, dtype=torch.float16).transpose(1, 2)
+    off = torch.zeros(2 * 600 * 4 * 64 + 1, dtype=torch.float16)[1:].view(2, 600, 4, 64)
+    some_options: tuple[dict[str, Any], ...] = (
+        {}, {"causal": True}, {"window_size": (3, 4)}, {"softcap": 2.0}, {"softmax_scale": 0.5},
+        {"softmax_scale": -1.0}, {"dropout_p": 0.5}, {"s_aux": torch.zeros(4)}, {"alibi_slopes": torch.zeros(4)},
+    )  # fmt: skip
+    for options in some_options:
+        for q, k in ((x, x), (heads_first, x), (x, heads_first), (off, x), (x, x[:, :, :2]), (x[:, :1], x)):
+            calls.append(lambda q=q, k=k, options=options: flash_attn_func(q, k, k, **options))
+    calls += [lambda: flash_attn_func(x.float(), x.float(), x.float()), lambda: flash_attn_func(x, x, x[..., :32])]
+    q, cache = torch.zeros(2, 1, 8, 64, dtype=torch.float16), torch.zeros(2, 4096, 2, 64, dtype=torch.float16)
+    values = cache.clone()
+    pages, new = cache.view(32, 256, 2, 64), cache[:, :1]
+    lengths = torch.ones(2, dtype=torch.int32)
+    table = torch.zeros(2, 20, dtype=torch.int32)
+    more_options: tuple[dict[str, Any], ...] = (
+        {}, {"causal": True}, {"cache_seqlens": lengths}, {"cache_seqlens": 9}, {"cache_seqlens": 3000},
+        {"num_splits": 1}, {"num_splits": 3}, {"softcap": 2.0}, {"window_size": (5, 0)}, {"softmax_scale": 0.5},
+        {"cache_seqlens": lengths, "k": new, "v": new}, {"cache_batch_idx": lengths}, {"cache_leftpad": lengths},
+        {"cache_batch_idx": torch.ones(4, dtype=torch.int32)[::2].contiguous(), "cache_seqlens": 3000},
+        {"s_aux": torch.zeros(8)}, {"alibi_slopes": torch.zeros(8)},
+    )  # fmt: skip
+    for options in more_options:
+        for q_ in (q, torch.zeros(2, 8, 1, 64, dtype=torch.float16).transpose(1, 2), q.expand(2, 40, 8, 64)):
+            calls.append(lambda q=q_, options=options: flash_attn_with_kvcache(q, cache, values, **options))
+    for block_table in (table, table[:, :16], table[:, :16].contiguous()):
+        for k in (pages, pages.transpose(1, 2).contiguous().transpose(1, 2), pages.view(-1, 16, 2, 64)):
+            calls.append(
+                lambda k=k, table=block_table: flash_attn_with_kvcache(
+                    q, k, k, cache_seqlens=lengths, block_table=table
+                )
+            )
+    return calls
+
+
+def test_launches_of_plans() -> None:
+    gpu, calls = _Gpu(), _calls()
+
+    def run(call: Call) -> list[Any]:
+        gpu.launched.clear()
+        torch.manual_seed(0)
+        call()
+        return list(gpu.launched)
+
+    with device.using(gpu), backends.using(triton), torch.no_grad():
+        fresh = []
+        for call in calls:
+            device.clear_kernels()
+            fresh.append(run(call))
+        device.clear_kernels()
+        for _ in range(2):
+            assert [run(call) for call in calls] == fresh
+        assert 50 < len(device.plans()) <= device.MAX_PLANS
+
+
+def test_plans_are_bounded() -> None:
+    for number in range(device.MAX_PLANS + 2):
+        device.plans()[(number,)] = number
+    assert len(device.plans()) <= 2
+    device.clear_kernels()
