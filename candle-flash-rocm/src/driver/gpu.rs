@@ -102,7 +102,7 @@ impl Gpu {
         self.hip
     }
 
-    /// Compute units, or multiprocessors.
+    /// Multiprocessors, as the driver counts them: compute units, on RDNA work group processors.
     #[must_use]
     pub fn compute_units(&self) -> usize {
         self.compute_units

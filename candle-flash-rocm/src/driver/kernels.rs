@@ -79,7 +79,8 @@ impl Kernels {
     #[doc(hidden)]
     pub fn sources(&self) -> Sources<'_> {
         let planner = self.planner.as_ref().map(|planner| planner as _);
-        Sources { kernels: self, planner, device: Device { compute_units: self.gpu.compute_units() } }
+        let compute_units = self.gpu.compute_units() * self.store.multiprocessor_units();
+        Sources { kernels: self, planner, device: Device { compute_units } }
     }
 
     /// The device.

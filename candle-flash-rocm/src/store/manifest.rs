@@ -80,6 +80,13 @@ pub(super) struct Facts {
     pub gpus: Vec<String>,
     /// The first HIP that loads them; None for every HIP.
     pub min_hip: Option<Version>,
+    /// Compute units that HIP counts as one multiprocessor: the two of a work group processor on RDNA.
+    #[serde(default = "one")]
+    pub multiprocessor_units: usize,
+}
+
+const fn one() -> usize {
+    1
 }
 
 /// A manifest whose entries have been checked.

@@ -93,6 +93,11 @@ impl Store {
         facts.gpus.iter().any(|one| one == gpu) && (facts.min_hip.is_none() || facts.min_hip <= hip)
     }
 
+    /// Compute units that HIP counts as one multiprocessor of a GPU of this target.
+    pub(crate) const fn multiprocessor_units(&self) -> usize {
+        self.manifest.facts.multiprocessor_units
+    }
+
     /// The GPUs that load the code objects, for error messages: `gfx1030, gfx1031 with HIP from 6.4 on`.
     #[must_use]
     pub fn served(&self) -> String {
