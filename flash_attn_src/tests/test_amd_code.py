@@ -180,6 +180,26 @@ def test_fp8(target: str, form: str) -> None:
     assert float((out.float() - exact).square().mean() / exact.square().mean()) ** 0.5 < 0.08
 
 
+@pytest.mark.parametrize(
+    ("target", "form", "dtype"),
+    [("gfx942", "fp8e4b8", torch.float8_e4m3fnuz), ("gfx1201", "fp8e4nv", torch.float8_e4m3fn)],
+)
+def test_a_cache_in_fp8(target: str, form: str, dtype: torch.dtype) -> None:
+    """Every number of FP8 is exact as the value of an only key, and NaN stays NaN."""
+    ones = torch.ones(4, 1)
+    q, k, v = tensors((4, 1, 2, 64), (4, 90, 1, 64), (4, 90, 1, 64), dtype=torch.float16)
+    k, v = k.to(dtype), v.to(dtype)
+    v[:, 0] = torch.arange(256, dtype=torch.uint8).view(dtype).view(4, 1, 64)
+    with gpu.pretend(target) as launched:
+        alone = flash_attn_with_kvcache(q, k, v, cache_seqlens=1, num_splits=1, k_descale=ones, v_descale=ones)
+        out = flash_attn_with_kvcache(q, k[:, 1:], v[:, 1:], num_splits=1, k_descale=ones / 2, v_descale=ones)
+    assert launched == [f"decode-{form}-d64"] * 2
+    torch.testing.assert_close(alone, v[:, :1].to(torch.float16).expand_as(alone), rtol=0, atol=0, equal_nan=True)
+    inputs = q, k[:, 1:].to(torch.float16) / 2, v[:, 1:].to(torch.float16)
+    rough, exact = (attention(*inputs, dtype=of)[0] for of in (None, torch.float32))
+    assert_close("out", out, exact, rough=rough)
+
+
 @pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
 def test_int8(target: str) -> None:
     inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.bfloat16)

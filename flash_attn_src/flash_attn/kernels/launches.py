@@ -110,7 +110,9 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "USE_PEELING": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
     "ASYNC_COPY": lambda _variant, _gpu, config: "async_copy" in dict(config.options),
     "DROPOUT_BITS_SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
-    # Triton 3.7.1 converts to FP8 by integer arithmetic on gfx12.
-    "HAS_CAST": lambda _variant, gpu, _config: gpu.family == "rdna4",
+    # Triton 3.7.1 converts to FP8 by integer arithmetic on gfx12, and casts fp32 to fp16 one by one on gfx942.
+    "HAS_CAST": lambda variant, gpu, _config: (
+        gpu.family == "rdna4" or (variant.operation.module == "decode" and gpu.fnuz)
+    ),
     "USE_FNUZ": lambda _variant, gpu, _config: gpu.fnuz,
 }

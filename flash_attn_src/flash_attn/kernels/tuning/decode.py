@@ -47,6 +47,8 @@ _NVIDIA: Rows = {
     ("extend-paged", 16, 128): tiles(C(64, 64, 4, 5)),
     # decode, 8 bits: measured on an H100, bf16 queries, 2026-11-26: 360 us; with the tile of 16 bits 388.
     ("decode", 8, 128): tiles(C(16, 64, 4, 3)),
+    # decode, 8 bits, 64: measured on an H100 by graphs, bf16 queries, 2026-11-26: 36 us; with the tile of 16 bits 43.
+    ("decode", 8, 64): tiles(C(16, 128, 4, 3)),
     # fp8-fwd, 8 bits: measured, 2026-11-22.
     ("fp8-fwd", 8, 64): tiles(C(128, 64, 4, 3)),
     ("fp8-fwd", 8, 128): tiles({"plain": C(64, 128, 4, 3), "others": C(64, 64, 4, 3)}),
@@ -66,8 +68,12 @@ _NVIDIA: Rows = {
 _CDNA: Rows = {
     # decode, 16 bits: registers, 2026-11-21.
     ("decode", 16, 64): tiles(C(16, 64, 4, 2)),
-    ("decode", 16, 128): tiles(C(16, 64, 4, 2)),
     ("decode", 16, 256): tiles(C(16, 32, 4, 2)),
+    # decode, 128: clock on gfx942, 2026-11-26. 16 bits: 23161 cycles, with (16, 64, 4, 2) 34547; four warps compute all
+    # scores each. 8 bits: 21779, with (16, 64, 4, 2) 41740. One warp takes less by the clock, but
+    # `splits.RESIDENT` programs of it leave SIMDs idle.
+    ("decode", 16, 128): tiles(C(16, 32, 2, 2)),
+    ("decode", 8, 128): tiles(C(16, 64, 2, 2)),
     # decode, 32 bits: registers, 2026-11-21.
     ("decode", 32, 64): tiles(C(16, 32, 4, 2)),
     ("decode", 32, 128): tiles(C(16, 32, 4, 2)),
@@ -166,6 +172,10 @@ _RDNA3: Rows = {
 # RDNA 4 takes the tiles of RDNA 3 (2026-11-21).
 _RDNA4: Rows = {
     **_RDNA3,
+    # decode, 128: clock on gfx1201, 2026-11-26. 16 bits: 40526 cycles, with four warps 50975. 8 bits: 45288, with the
+    # tile of 16 bits 55597, of four warps 71432.
+    ("decode", 16, 128): tiles(C(16, 32, 2)),
+    ("decode", 8, 128): tiles(C(16, 64, 4, block_k=32)),
     # fp8-fwd: registers, 2026-11-22. Plain, 64 and 128: clock on gfx1201, 2026-11-26: 5153 and 8631 cycles; with
     # 32 keys 5773 and 9486; 128 with 64 rows 8758, with two stages 9391.
     ("fp8-fwd", 8, 64): tiles({"plain": C(128, 64, 8), "others": C(128, 32, 8)}),
