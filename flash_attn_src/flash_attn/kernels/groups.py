@@ -56,6 +56,14 @@ class RowStats(NamedTuple):
     lost: Any
 
 
+class Factors(NamedTuple):
+    """Powers of two that dk and dv multiply dout, dout v^T and delta by, None for nothing: `backward`."""
+
+    dout: Any
+    dp: Any
+    delta: Any
+
+
 class Pages(NamedTuple):
     """A page table: `table` points at the sequence's row. Row 0 of a sequence is row `leftpad` of its first page.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flash_attn.kernels import targets, tuning
+from flash_attn.kernels import switches, targets, tuning
 from flash_attn.kernels.int8_rows import KEY_ROWS, QUERY_ROWS
 from flash_attn.kernels.targets import Target
 from flash_attn.kernels.tuning import Config, layers
@@ -108,6 +108,7 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
         variant.kind == "bias" and variant.dtype != "fp32" and gpu.matrix_unit in ("mfma", "wmma")
     ),
     "USE_PEELING": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
+    "DK_APART": lambda _variant, _gpu, config: switches.DK_APART in dict(config.options),
     "ASYNC_COPY": lambda _variant, _gpu, config: "async_copy" in dict(config.options),
     "DROPOUT_BITS_SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
     # Triton 3.7.1 converts to FP8 by integer arithmetic on gfx12, and casts fp32 to fp16 one by one on gfx942.

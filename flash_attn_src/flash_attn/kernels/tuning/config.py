@@ -63,6 +63,8 @@ BOTH_ORDERS: Options = (("schedule_hint", "attention,memory-bound-attention"),)
 # A thread holds a few keys of the same column and writes them to shared memory side by side, so that an operand which
 # runs along the keys is read 16 bytes at a time (`switches`). Triton does so for gfx942 without this option.
 TRANSPOSES: Options = (("in_thread_transpose", 1),)
+# dv and dk in two rounds over the queries, with one accumulator each (`backward_dkdv`).
+DK_APART: Options = (("dk_apart", 1),)
 # Keys and values are copied straight to shared memory, which is then padded, so that reads of values have no bank
 # conflicts (`switches`). gfx950 alone has such copies of 16 bytes.
 ASYNC_COPY: Options = (("async_copy", 1),)
