@@ -172,9 +172,9 @@ _RDNA3: Rows = {
 # RDNA 4 takes the tiles of RDNA 3 (2026-11-21).
 _RDNA4: Rows = {
     **_RDNA3,
-    # decode, 128: clock on gfx1201, 2026-11-26. 16 bits: 40526 cycles, with four warps 50975. 8 bits: 45288, with the
-    # tile of 16 bits 55597, of four warps 71432.
-    ("decode", 16, 128): tiles(C(16, 32, 2)),
+    # decode, 128: clock on gfx1201, 2026-11-26. 16 bits have RDNA 3's tile of four warps, which uses 96 to 99 % of the
+    # memory bandwidth by `decoding`, two warps 84 to 87 %. With two a full unit is faster: 40526 cycles, not 50975.
+    # 8 bits: 45288, with the tile of 16 bits and two warps 55597, of four warps 71432.
     ("decode", 8, 128): tiles(C(16, 64, 4, block_k=32)),
     # fp8-fwd: registers, 2026-11-22. Plain, 64 and 128: clock on gfx1201, 2026-11-26: 5153 and 8631 cycles; with
     # 32 keys 5773 and 9486; 128 with 64 rows 8758, with two stages 9391.
