@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,22 @@ import torch
 import torch.distributed as dist
 
 
-def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any) -> None:
+def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any, both_done: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     queue.put((rank, [x.tolist() for x in work(rank)]))
-    dist.barrier()  # the other rank may still be connecting
+    # gloo fails in a rank whose peer ends first, while it connects or in gloo's own barrier.
+    both_done.wait()
     dist.destroy_process_group()
+    # A normal exit can destroy a running thread of gloo: "terminate called without an active exception".
+    os._exit(0)
 
 
 def both(tmp_path: Path, work: Callable[[int], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
     """Runs `work` with the number of each rank. Returns the results."""
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    workers = [context.Process(target=_one_rank, args=(r, str(tmp_path / "store"), work, queue)) for r in range(2)]
+    arguments = (str(tmp_path / "store"), work, queue, context.Barrier(2, timeout=120))
+    workers = [context.Process(target=_one_rank, args=(rank, *arguments)) for rank in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
