@@ -30,6 +30,14 @@ ROWS: Rows = {
     ("bwd-dkdv", 16, 128): tiles(
         {"plain": C(16, 64, 4, options=TRANSPOSES + DK_APART)}, base=rdna3.ROWS["bwd-dkdv", 16, 128]
     ),
+    # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-26. Plain, two rounds: 134162 and 201087 cycles, by RDNA 3's tiles
+    # 156025 and 757519. In one round with 32 keys of 256 columns: 316248.
+    ("bwd-dkdv", 16, 192): tiles(
+        {"plain": C(16, 64, 8, options=TRANSPOSES + DK_APART)}, base=rdna3.ROWS["bwd-dkdv", 16, 192]
+    ),
+    ("bwd-dkdv", 16, 256): tiles(
+        {"plain": C(16, 32, 4, block_k=64, options=TRANSPOSES + DK_APART)}, base=rdna3.ROWS["bwd-dkdv", 16, 256]
+    ),
     # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain 10272 cycles, dropout 11405; RDNA 3's tile 11179 and 12898.
     # ALiBi and softcap lose by it.
     ("bwd-dq", 16, 64): tiles(
