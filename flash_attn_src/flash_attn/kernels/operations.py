@@ -53,6 +53,7 @@ _FORWARD = Operation(
     fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
     kinds_of_argument={"sinks": ("sink", "bias", "any"), **_BIAS},
+    has_separate_outputs=True,
     tuning="table",
 )
 _FORWARD_PAGED = replace(
@@ -90,6 +91,7 @@ _BACKWARD_DKDV = Operation(
     fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
     kinds_of_argument=_BIAS,
+    has_separate_outputs=True,
     tuning="table",
 )
 _BACKWARD_DQ = replace(
@@ -112,6 +114,7 @@ _BACKWARD_BIAS = Operation(
     range_arguments=("norms",),
     sizes=(64, 128, 256, 512),
     kinds=("bias",),
+    has_separate_outputs=True,
     tuning="fixed",
 )
 
@@ -175,6 +178,7 @@ _DECODE = Operation(
     fp32_kinds=("plain", "any"),
     sizes_of_kind={"sink": (64, 128, 256)},
     kinds_of_argument={"sinks": ("sink", "any")},
+    has_separate_outputs=True,
     tuning="table",
 )
 _DECODE_PAGED = replace(
@@ -267,6 +271,7 @@ _FP8_FORWARD = Operation(
     needs_fp8=True,
     sizes=(64, 128, 256),
     kinds=("plain", "any"),
+    has_separate_outputs=True,
     tuning="table",
 )
 
@@ -293,6 +298,7 @@ _INT8_FORWARD = Int8Operation(
     dtypes=HALVES,
     sizes=(64, 128),
     kinds=("plain",),
+    has_separate_outputs=True,
     tuning="table",
 )
 

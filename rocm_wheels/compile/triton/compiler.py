@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 from rocm_wheels.compile import codeobject, sources
 from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.isa import instruction_mix
-from rocm_wheels.compile.triton import priorities, retarget
+from rocm_wheels.compile.triton import barriers, priorities, retarget
 from rocm_wheels.errors import CompileFailed
 
 _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
@@ -81,7 +82,10 @@ def translate(
     switches = sources.module("kernels.switches")
     try:
         source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-        with switches.switched(spec.options) as options:
+        # The two compute units of a work group processor have a cache of global memory each, which a barrier would order.
+        exchanges_in_lds = operation.has_separate_outputs and row.vendor == "amd" and row.multiprocessor_units == 2
+        fences = barriers.relaxed(where) if exchanges_in_lds else nullcontext()
+        with switches.switched(spec.options) as options, fences:
             compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:
         raise CompileFailed(f"Triton {triton.__version__} cannot compile {where}: {error}") from error

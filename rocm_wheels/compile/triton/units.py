@@ -10,7 +10,7 @@ from typing import Any
 from rocm_wheels.compile import codeobject, isa, sources
 from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
-from rocm_wheels.compile.triton import compiler, priorities, retarget
+from rocm_wheels.compile.triton import barriers, compiler, priorities, retarget
 from rocm_wheels.packages import version_of
 
 
@@ -60,7 +60,7 @@ class Triton(Compiler):
                     "operation": variant.operation.digest(variant.dtype),
                     "compiler": made_by,
                     "sources": sources.digest(*sources.kernel_files(specification.module)),
-                    "recipe": recipe(compiler, priorities, retarget, isa, codeobject, *stage.modules()),
+                    "recipe": recipe(compiler, barriers, priorities, retarget, isa, codeobject, *stage.modules()),
                 }
                 yield Unit(
                     target=target,
