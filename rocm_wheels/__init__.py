@@ -11,7 +11,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, download, codeobject, isa, manifest | what compilers share, and the form of a manifest |
 | compile/check | stage, instructions, habits, rules, matrix, scan, scalars, resources, cures | hardware hazards |
-| compile/triton | units, tile_table, compiler, barriers, priorities, retarget, hazards | a code object of a Triton kernel |
+| compile/triton | units, tile_table, compiler, barriers, priorities, retarget, hazards | a code object of Triton |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
 | wheel | interpreters, combinations, launcher, sbom, assemble, repair, pe, windows | a wheel |

@@ -2,9 +2,9 @@
 
 lds_only(llir, "fwd-bf16-d128 for gfx1100")
 
-Triton 3.7.1 puts a release fence before each barrier and an acquire fence after it, for every memory. RDNA keeps global
-memory in a cache of each compute unit, so LLVM then waits for all loads and stores before a barrier, and invalidates the
-cache after it. Fences that name LDS leave both out: LLVM, "Memory Model Relaxation Annotations".
+Triton 3.7.1 puts a release fence before each barrier and an acquire fence after it, for every memory. On RDNA a compute
+unit has a cache of global memory, so LLVM waits for all loads and stores before the barrier and invalidates the cache
+after it. With fences that name LDS it does neither: LLVM, "Memory Model Relaxation Annotations".
 """
 
 from __future__ import annotations

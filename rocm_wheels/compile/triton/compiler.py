@@ -82,7 +82,7 @@ def translate(
     switches = sources.module("kernels.switches")
     try:
         source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-        # The two compute units of a work group processor have a cache of global memory each, which a barrier would order.
+        # The two compute units of a work group processor have a cache of global memory each.
         exchanges_in_lds = operation.has_separate_outputs and row.vendor == "amd" and row.multiprocessor_units == 2
         fences = barriers.relaxed(where) if exchanges_in_lds else nullcontext()
         with switches.switched(spec.options) as options, fences:
