@@ -127,7 +127,7 @@ def test_the_facts_of_a_target_for_its_store() -> None:
     for name, row in TARGETS.items():
         served = [gpu for gpu in TARGETS if name in targets.serving_targets(gpu, "6.4")]
         # A generic target is the device of no machine.
-        assert targets.facts(name)["gpus"] == [gpu for gpu in served if not (row.made_for and gpu == name)], name
+        assert targets.facts(name)["gpus"] == [gpu for gpu in served if not (row.is_generic and gpu == name)], name
 
 
 def test_the_providers_of_a_target_for_its_store() -> None:

@@ -40,7 +40,8 @@ class Target:
     6.1e-5, bf16 only what lies below 1.2e-38.
     vopd_hazard: whether the GPU has the erratum of dual instructions that `vopd` rewrites.
     generic: the generic target whose code objects the GPU loads too.
-    made_for: only of a generic target: the GPU of its family whose assembly is assembled for it.
+    made_for: the GPU of its family whose assembly is assembled for this target. Triton does not compile for a generic
+    target. For GPUs with 1024 registers LLVM spills more (docs/notes/clock.md).
     """
 
     name: str
@@ -63,6 +64,11 @@ class Target:
     @property
     def vendor(self) -> Literal["amd", "nvidia"]:
         return "nvidia" if self.family == "nvidia" else "amd"
+
+    @property
+    def is_generic(self) -> bool:
+        """Whether it is a generic target of LLVM, whose code objects every GPU of its family loads."""
+        return self.made_for is not None and self.generic is None
 
     @property
     def multiprocessor_units(self) -> int:
@@ -122,6 +128,7 @@ def _rows(like: Target, *names: str, **facts: object) -> dict[str, Target]:
     }
 
 
+_SMALL_GFX11 = ("gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153")
 _GFX10_3 = ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036")
 
 # For targets that versions.toml does not have, Triton compiles kernels when they are first called.
@@ -135,7 +142,7 @@ TARGETS: dict[str, Target] = {
     **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", generic="gfx10-1-generic"),
     **_rows(_RDNA2, *_GFX10_3, generic="gfx10-3-generic"),
     **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151", generic="gfx11-generic"),
-    **_rows(_RDNA3, "gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153", registers=1024, generic="gfx11-generic"),
+    **_rows(_RDNA3, *_SMALL_GFX11, registers=1024, generic="gfx11-generic", made_for="gfx1100"),
     **_rows(_RDNA4, "gfx1200", "gfx1201", generic="gfx12-generic"),
     **_rows(_RDNA2, "gfx10-1-generic", made_for="gfx1010"),
     **_rows(_RDNA2, "gfx10-3-generic", made_for="gfx1030"),
@@ -188,7 +195,6 @@ def facts(name: str) -> dict[str, Any]:
     gpus: the GPUs that load the target's code objects. min_hip: the first HIP that does, None for any.
     """
     row = get(name)
-    is_generic = row.made_for is not None
     return {
         "elf_machine": row.elf_machine,
         "family": row.family,
@@ -200,8 +206,8 @@ def facts(name: str) -> dict[str, Any]:
         "shared_memory": row.shared_memory,
         "registers": row.registers,
         "errata": [erratum for erratum in ERRATA if getattr(row, erratum)],
-        "gpus": [gpu.name for gpu in TARGETS.values() if gpu.generic == name] if is_generic else [name],
-        "min_hip": list(GENERIC_SINCE) if is_generic else None,
+        "gpus": [gpu.name for gpu in TARGETS.values() if gpu.generic == name] if row.is_generic else [name],
+        "min_hip": list(GENERIC_SINCE) if row.is_generic else None,
     }
 
 

@@ -109,7 +109,7 @@ def translate(
         if reports is not None:
             reports.append(report)
     if row.made_for:
-        assembly = retarget.rename(assembly, row.made_for, target)
+        assembly = retarget.rename(assembly, row.made_for, target, is_generic=row.is_generic)
     if assembly != written:
         image = retarget.assemble(assembly, target)
     if metadata.shared > row.shared_memory:

@@ -1,9 +1,8 @@
-"""Assembles Triton's assembly for a GPU as a code object of an LLVM generic target, which every GPU of its family
-loads.
+"""Assembles Triton's assembly for a GPU as a code object of another target of its family: an LLVM generic target, which
+every GPU of the family loads, or another GPU.
 
-Triton does not compile for generic targets. The assembly for a GPU of the family only needs another target name and
-version 6 of the code object, because the generic target has every instruction of that assembly. Otherwise the assembler
-reports an error.
+Triton does not compile for generic targets. The assembly only needs another target name and, for a generic target,
+version 6 of the code object. The assembler reports an instruction that the other target lacks.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ def assemble(assembly: str, target: str) -> bytes:
         return made.read_bytes()
 
 
-def rename(assembly: str, made_for: str, generic: str) -> str:
-    """Replaces the target name `made_for` (the base target) by the generic target, and sets code object version 6."""
+def rename(assembly: str, made_for: str, target: str, *, is_generic: bool) -> str:
+    """The assembly with the target's name in place of `made_for`. A generic target gets code object version 6."""
     lines = assembly.split("\n")
     for index, line in enumerate(lines):
         if line.endswith((f'{_TRIPLE}{made_for}"', f"{_TRIPLE}{made_for}")):
-            lines[index] = line.replace(_TRIPLE + made_for, _TRIPLE + generic)
-        elif line.strip().startswith(_VERSIONED):
+            lines[index] = line.replace(_TRIPLE + made_for, _TRIPLE + target)
+        elif is_generic and line.strip().startswith(_VERSIONED):
             lines[index] = f"\t{_VERSIONED}{_GENERIC_SINCE}"
     return "\n".join(lines)
