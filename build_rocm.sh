@@ -10,14 +10,14 @@ usage: build_rocm.sh <flash-attn> [<python> <torch> <rocm>] [options]
 
 Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU and no ROCm.
 
-  build_rocm.sh 2.8.3                       the universal wheels: every GPU, Python, torch and ROCm
+  build_rocm.sh 2.8.3                       the universal wheel: every GPU, Python, torch and ROCm
   build_rocm.sh 2.8.3 3.11 2.5.1 6.2        the wheel of one combination
   build_rocm.sh 2.8.3 3.11 2.5.1 6.2 --plan
 
 options:
   --plan          print what would be done, as JSON, and stop
-  --platform NAME linux or windows: the universal wheel for one system (default: both); the wheel
-                  for Windows is made and installed here, and never run
+  --platform NAME linux (default, as on this machine), windows, or all, as in a release: who uses the
+                  universal wheel. The wheel for Windows is made here, and cannot run here
   --docker        do it inside a container with the combination's ROCm, by the same steps
   --cibuildwheel  assemble the universal wheel in a manylinux image and test it there under
                   each Python, too; needs Docker and Python 3.11

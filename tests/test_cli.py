@@ -191,17 +191,24 @@ def test_a_build_through_cibuildwheel_has_the_same_stages(stages: Stages, tmp_pa
     assert "cibuildwheel" in made["--cibuildwheel",]
 
 
-def test_a_universal_build_makes_the_wheel_for_windows_too(
+def test_a_universal_build_is_for_the_system_here_or_for_all(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     windows = [
         "toolchain.check", "compile", "launcher for windows", "assemble", "repair for windows", "verify for windows",
     ]  # fmt: skip
-    assert cli.main(["build", wheelhouse.NEWEST, "--dist", str(tmp_path / "out")]) == 0
-    assert stages.calls[-len(windows) :] == windows
-    linux = stages.calls[: -len(windows)]
+    every = ["build", wheelhouse.NEWEST, "--dist", str(tmp_path / "out"), "--platform", "all"]
+    assert cli.main(every[:-2]) == 0
+    linux = [*stages.calls]
+    stages.calls.clear()
+    capsys.readouterr()
+    assert cli.main(every) == 0
+    assert stages.calls == [*linux, *windows]
     lines = capsys.readouterr().out.splitlines()
     wheel = f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-win_amd64.whl"
+    assert lines[-5].startswith(f"{wheel} installs on Windows alone")
+    assert lines[-4:-2] == [f'    python -m pip install "{wheel}"', ""]
+    assert lines[-1].endswith(f" -m pip install {tmp_path}/out/{wheel.replace('win_amd64', wheelhouse.PLATFORM)}")
     assert f"wheel    {tmp_path / 'out' / wheel}" in lines
     assert f"verdict  {tmp_path / 'out' / wheel}.verdict.json" in lines
     for platform, calls in (("windows", windows), ("linux", linux)):
@@ -214,6 +221,9 @@ def test_build_runs_the_stages_in_order(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAX_JOBS", "3")
+    monkeypatch.setattr("rocm_wheels.wheel.closing._environments", lambda _: [])
+    monkeypatch.setattr("rocm_wheels.wheel.closing.interpreters.found", lambda _: Path("/somewhere/python"))
+    pip = "flash-attn-env/bin/python -m pip install"
     assert cli.main(["build", *CELL, "--dist", str(tmp_path / "out")]) == 0
     assert stages.calls == [
         "toolchain.check",
@@ -262,13 +272,16 @@ def test_build_runs_the_stages_in_order(
         f"verdict  {wheel}.verdict.json",
         "python   3.11",
         "torch    pip install torch==2.5.1+rocm6.2 --index-url https://download.pytorch.org/whl/rocm6.2",
-        f"install  pip install {wheel}",
         f"beside   pip install {tmp_path / 'out/flash_attn_3-3.0.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # flash-attn-3: the module flash_attn_interface",
         f"beside   pip install {tmp_path / 'out/flash_attn_4-4.0.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # flash-attn-4: the module flash_attn.cute",
         f"beside   pip install {tmp_path / 'out/sageattention-2.2.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # sageattention: the module sageattention",
+        "",
+        "Install it here, in a new environment:",
+        f"    /somewhere/python -m venv flash-attn-env && {pip} torch==2.5.1+rocm6.2"
+        f" --index-url https://download.pytorch.org/whl/rocm6.2 && {pip} {wheel}",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
 

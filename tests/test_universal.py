@@ -85,9 +85,13 @@ def test_one_argument_means_the_universal_wheel(
 ) -> None:
     for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "FLASH_ATTENTION_TRITON_AMD_ENABLE"):
         monkeypatch.delenv(name, raising=False)
-    assert cli.main(["plan", "2.8.3"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert [(entry["label"], entry["platform"]) for entry in made] == [("rocm", "linux"), ("rocm", "windows")]
+    for options, platforms in (
+        ([], ["linux"]), (["linux"], ["linux"]), (["windows"], ["windows"]), (["all"], ["linux", "windows"])
+    ):  # fmt: skip
+        assert cli.main(["plan", "2.8.3", *(["--platform", *options] if options else [])]) == 0
+        made = json.loads(capsys.readouterr().out)
+        made = made if len(platforms) > 1 else [made]
+        assert [(entry["label"], entry["platform"]) for entry in made] == [("rocm", name) for name in platforms]
     with pytest.raises(SystemExit, match="2"):
         cli.main(["plan", "2.8.3", "3.11"])
     assert "torch, rocm missing" in capsys.readouterr().err
@@ -120,7 +124,7 @@ def test_the_plan_estimates_the_build(
     monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1100")
     monkeypatch.setenv("MAX_JOBS", "2")
     monkeypatch.setattr(forecast, "ENVIRONMENT", tmp_path / "env")
-    assert cli.main(["plan", "2.8.3", "--cache", str(tmp_path)]) == 0
+    assert cli.main(["plan", "2.8.3", "--platform", "all", "--cache", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     work, windows = (entry["work"] for entry in json.loads(out))
     assert work["kernels"] == windows["kernels"] > 500
@@ -135,7 +139,7 @@ def test_the_plan_estimates_the_build(
     cache.put(unit, Compiled(b"image", {name: {} for name in unit.kernels}), tmp_path)
     (tmp_path / "env").mkdir()
     (tmp_path / "env/stamp").touch()
-    assert cli.main(["plan", "2.8.3", "--cache", str(tmp_path)]) == 0
+    assert cli.main(["plan", "2.8.3", "--platform", "all", "--cache", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     again = json.loads(out)[0]["work"]
     words = f"{again['kernels']} kernels, {again['cached']} of them cached, about {again['minutes']} min to compile"

@@ -82,6 +82,9 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     wheel, out = write(tmp_path), tmp_path / "out"
     assert cli.main(["unlabelled", str(wheel), "--output", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}/flash_attn-2.8.3-{TAGS}.whl\n"
+    windows = wheelhouse.write(tmp_path, universal(versions.load(), "2.8.3"), platform="win_amd64")
+    assert cli.main(["unlabelled", *map(str, (wheel, windows)), "--output", str(out)]) == 0  # as a glob names both
+    assert capsys.readouterr().out.splitlines()[1] == f"{out}/flash_attn-2.8.3-cp310-abi3-win_amd64.whl"
     cell = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     for other in (cell, tmp_path / f"flash_attn-2.7.4+rocm-{TAGS}.whl"):
         assert cli.main(["unlabelled", str(other), "--output", str(out)]) == DataError.exit_code

@@ -64,7 +64,7 @@ def test_its_plan_has_the_gpus_of_torch_for_windows() -> None:
     assert "gfx1201" in str(error.value.remedy)
 
 
-def test_a_build_without_a_platform_makes_a_wheel_for_each() -> None:
+def test_a_build_for_all_platforms_makes_a_wheel_for_each() -> None:
     def other(**env: str) -> list[Plan]:
         return plan.other_platforms(DATA, make_universal_plan(DATA, flash_attn="2.8.3", env=env, machine=MACHINE))
 
@@ -74,6 +74,17 @@ def test_a_build_without_a_platform_makes_a_wheel_for_each() -> None:
     assert (some.wheel, some.targets) == (NAME, ("gfx1101",))
     assert some.targets_from == "PYTORCH_ROCM_ARCH"
     assert other(PYTORCH_ROCM_ARCH="gfx942") == []
+
+
+def test_a_build_for_all_platforms_says_which_has_no_wheel(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "no wheel for Windows: its torch has none of these GPU targets"
+    for wanted, notes in (("gfx942", [note]), ("gfx942;gfx1101", [])):
+        monkeypatch.setenv("PYTORCH_ROCM_ARCH", wanted)
+        assert cli.main(["check", "2.8.3", "--platform", "all"]) == 0
+        linux, *_ = plan.load(capsys.readouterr().out)
+        assert [*linux.notes] == notes
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from rocm_wheels.cli.options import add_cache, add_without, cache_of, directory
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import plan as plans
 from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.plan import (
     Plan,
     make_plan,
@@ -22,7 +22,7 @@ from rocm_wheels.matrix.plan import (
     other_platforms,
     wants_triton_too,
 )
-from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
+from rocm_wheels.matrix.platforms import ALL, DEFAULT, PLATFORMS
 from rocm_wheels.packages import packages_of
 from rocm_wheels.wheel import container
 
@@ -49,8 +49,8 @@ def add_verbs(verbs: Any) -> None:
             "--backend", metavar="NAME", help="ck or triton (default: ck if it has kernels for the targets)"
         )
         verb.add_argument(
-            "--platform", choices=tuple(PLATFORMS),
-            help="the universal wheel for the users of one system alone (default: for each of them)",
+            "--platform", choices=(*PLATFORMS, ALL),
+            help=f"system that the universal wheel is for; a release builds all (default: {DEFAULT}, as here)",
         )  # fmt: skip
         verb.set_defaults(parser=verb)
         verb.add_argument("--dist", type=directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
@@ -117,11 +117,12 @@ def _build(arguments: argparse.Namespace) -> int:
         return _plan(arguments)
     made = _plans(arguments) if arguments.planned is None else plans.load(arguments.planned)
     dist, cache = arguments.dist.absolute(), cache_of(arguments)
-    from rocm_wheels.wheel import build, numbering
+    from rocm_wheels.wheel import build, closing, numbering
 
     build.check_writable(dist=dist, cache=cache)
     public = numbering.load(arguments.published) if arguments.published else []
     say = partial(print, flush=True)
+    wheels: list[tuple[Plan, Path]] = []
     for plan in made:
         for note in plan.notes:
             say(f"note: {note}")
@@ -131,9 +132,10 @@ def _build(arguments: argparse.Namespace) -> int:
             )
             if code != 0:
                 return code
+            wheels += [(plan, wheel) for wheel in (closing.built(plan, dist),) if wheel]
             continue
         say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
-        build.run(
+        wheel = build.run(
             plan,
             dist=dist,
             cache=cache,
@@ -143,6 +145,9 @@ def _build(arguments: argparse.Namespace) -> int:
             public=public,
             say=say,
         )
+        wheels.append((plan, wheel))
+    for plan, wheel in sorted(wheels, key=lambda built: built[0].platform == DEFAULT):  # the last line is for here
+        say("\n" + "\n".join(closing.installation(plan, wheel)))
     return 0
 
 
@@ -155,14 +160,13 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
                 f"--backend {arguments.backend} is for one combination; the universal wheel has every backend",
                 remedy="Leave it out, or name Python, torch and ROCm too: 2.8.3 3.11 2.5.1 6.2",
             )
-        if (arguments.platform or DEFAULT) != DEFAULT and (arguments.docker or arguments.cibuildwheel):
+        platform = DEFAULT if arguments.platform in (None, ALL) else arguments.platform
+        if platform != DEFAULT and (arguments.docker or arguments.cibuildwheel):
             raise DataError(
                 "--docker and --cibuildwheel run Linux containers, but the wheel is for another system",
-                remedy=f"Leave them out: ./build_rocm.sh {arguments.flash_attn} --platform {arguments.platform}",
+                remedy=f"Leave them out: ./build_rocm.sh {arguments.flash_attn} --platform {platform}",
             )
-        return make_universal_plan(
-            versions.load(), flash_attn=arguments.flash_attn, env=os.environ, platform=arguments.platform or DEFAULT
-        )
+        return make_universal_plan(versions.load(), flash_attn=arguments.flash_attn, env=os.environ, platform=platform)
     if arguments.platform is not None:
         raise DataError(
             f"--platform {arguments.platform} is for the universal wheel; the wheel of one combination is for Linux",
@@ -183,12 +187,15 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """The plan of the wheel. If BUILD_TRITON_BACKEND is true, the plan of the triton wheel follows. The plans of the
-    universal wheels for other systems follow the plan for Linux if they have one of its GPU targets.
+    """The plan of the wheel. If BUILD_TRITON_BACKEND is true, the plan of the triton wheel follows. With --platform
+    all, the plans for the other systems follow. A note names a system whose torch has none of the GPU targets.
     """
     plan = _planned(arguments)
     if wants_triton_too(plan, os.environ):
         return [plan, _planned(arguments, "triton")]
-    if arguments.platform or not isinstance(plan.cell, Universal) or arguments.docker:
+    if arguments.platform != ALL:
         return [plan]
-    return [plan, *other_platforms(versions.load(), plan)]
+    others = other_platforms(versions.load(), plan)
+    lacking = [name for name in PLATFORMS if name not in {each.platform for each in (plan, *others)}]
+    notes = tuple(f"no wheel for {name.capitalize()}: its torch has none of these GPU targets" for name in lacking)
+    return [replace(plan, notes=(*plan.notes, *notes)), *others]

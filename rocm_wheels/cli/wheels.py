@@ -33,7 +33,7 @@ def add_verbs(verbs: Any) -> None:
     unlabelled = verbs.add_parser(
         "unlabelled", help="write a universal wheel under its version without +rocm, for programs that compare versions"
     )
-    unlabelled.add_argument("wheel", type=Path, help="a universal wheel")
+    unlabelled.add_argument("wheel", type=Path, nargs="+", help="a universal wheel")
     unlabelled.add_argument("--output", type=directory, required=True, metavar="DIR", help="for the wheel")
     unlabelled.set_defaults(run=_unlabelled)
 
@@ -85,13 +85,14 @@ def _unlabelled(arguments: argparse.Namespace) -> int:
     from rocm_wheels.matrix import names
     from rocm_wheels.wheel import rewrite
 
-    if names.unlabelled(arguments.wheel.name) is None or not arguments.wheel.is_file():
-        raise DataError(
-            f"{arguments.wheel} is not a universal wheel",
-            remedy="Give one: dist/flash_attn-2.8.3+rocm-cp310-abi3-*.whl",
-        )
+    for wheel in arguments.wheel:
+        if names.unlabelled(wheel.name) is None or not wheel.is_file():
+            raise DataError(
+                f"{wheel} is not a universal wheel", remedy="Give one: dist/flash_attn-2.8.3+rocm-cp310-abi3-*.whl"
+            )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    print(rewrite.without_label(arguments.wheel, arguments.output))
+    for wheel in arguments.wheel:
+        print(rewrite.without_label(wheel, arguments.output))
     return 0
 
 

@@ -30,7 +30,8 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
         )
     }
 )
-DEFAULT = "linux"
+DEFAULT = "linux"  # builds run on Linux alone, so this is the system of the machine
+ALL = "all"  # in place of a system: a wheel for each
 
 
 def platform_of(filename: str) -> Platform:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import names, versions
-from rocm_wheels.matrix.cells import Cell, has_interfaces
-from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
+from rocm_wheels.matrix.cells import has_interfaces
+from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan
 from rocm_wheels.matrix.platforms import DEFAULT, platform_of
 from rocm_wheels.matrix.versions import Interface
-from rocm_wheels.wheel import contents
+from rocm_wheels.wheel import closing, contents
 from rocm_wheels.wheel.verdict import Verdict
 from rocm_wheels.wheel.workspace import work_directory
 
@@ -133,7 +131,7 @@ def run(
                 without=without,
                 together=True,
             )
-            detail += [f"{target} {_size(store)}" for target, store in stores.items()]
+            detail += [f"{target} {closing.size(store)}" for target, store in stores.items()]
         with log.stage("assemble") as detail:
             planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
             make = manylinux.assemble if cibuildwheel else assemble.assemble
@@ -157,7 +155,7 @@ def run(
                 verdict = windows.verify(repaired, plan, checks)
             detail.append("passed" if verdict.ok else "failed")
     say(f"\n{verdict.summary()}\n")
-    for line in _closing(plan, repaired, beside):
+    for line in closing.facts(plan, repaired, beside):
         say(line)
     return repaired
 
@@ -226,35 +224,3 @@ def plan_of(wheel: Path) -> Plan:
         backend=name.backend,
         env=env,
     )
-
-
-def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
-    cell = plan.cell
-    if isinstance(cell, Cell):
-        # With the label of torch's version: without it, pip keeps another build of that version, such as PyPI's.
-        torch = f"pip install torch=={cell.torch}+{plan.torch_index} --index-url {TORCH_INDEX}/{plan.torch_index}"
-        python = cell.python
-    else:
-        torch = "any ROCm build from 2.5 on, which has to be installed first"
-        python = f"{cell.python} and newer"
-    return [
-        f"wheel    {wheel}",
-        f"size     {_size(wheel)}",
-        f"targets  {', '.join(plan.targets)}",
-        f"verdict  {wheel}{VERDICT}",
-        f"python   {python}",
-        f"torch    {torch}",
-        f"install  pip install {shlex.quote(str(wheel))}",
-        *(f"beside   pip install {shlex.quote(str(path))}  # {_module(path)}" for path in beside),
-    ]
-
-
-def _module(path: Path) -> str:
-    """The name of an interface's wheel, for users."""
-    interface = versions.load().interfaces[names.parse_interface(path.name)[0]]
-    return f"{interface.name.replace('_', '-')}: the module {interface.module}"
-
-
-def _size(path: Path) -> str:
-    size = path.stat().st_size
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
