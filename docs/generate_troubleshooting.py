@@ -25,7 +25,7 @@ EXAMPLE = Facts(
         torch="2.6",
         rocm="6.2",
         targets=("gfx90a", "gfx942"),
-        torch_indexes={version: dict(torch.rocm) for version, torch in versions.load().torch.items()},
+        torch_indexes=versions.load().torch_indexes(),
     ),
     tritons={"triton": "3.2.0", "pytorch-triton-rocm": "3.2.0"},
     torch_triton="pytorch-triton-rocm==3.2.0",

@@ -80,6 +80,19 @@ def _platform(name: str) -> Any:
         return PLATFORMS[name]
 
 
+def _flash_attn(named: str | None) -> str:
+    """The version that FLASH_ATTN_VERSION names, as build_rocm.sh takes it; unset, the newest release."""
+    data = _versions()
+    with _plain_errors():
+        from rocm_wheels.errors import RocmWheelsError
+        from rocm_wheels.matrix.cells import universal
+
+        try:
+            return universal(data, named).flash_attn if named else data.flash_attn[-1]
+        except RocmWheelsError as error:
+            raise SystemExit(f"error: FLASH_ATTN_VERSION: {error}") from None
+
+
 def _backend(env: Mapping[str, str]) -> str:
     """The backend that upstream's variable asks for; unset, as with TRUE, pip compiles Triton kernels."""
     with _plain_errors():
@@ -111,7 +124,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
         if (kernels is None) != (launcher is None):
             raise SystemExit("error: FLASH_ATTN_KERNELS and FLASH_ATTN_LAUNCHER go together: set both")
         return cls(
-            version=env.get("FLASH_ATTN_VERSION") or _versions().flash_attn[-1],
+            version=_flash_attn(env.get("FLASH_ATTN_VERSION")),
             label=env.get("FLASH_ATTN_LOCAL_VERSION", ""),
             python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
             platform=env.get("FLASH_ATTN_PLATFORM", "linux"),
@@ -149,9 +162,6 @@ class MetadataHook(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         request = _Request.from_environment()
-        known = (*_versions().flash_attn_names, *_versions().flash_attn_unreleased)
-        if request.version not in known:
-            raise SystemExit(f"error: FLASH_ATTN_VERSION={request.version} is not known\nknown: {', '.join(known)}")
         try:
             Version(request.full_version)
         except InvalidVersion:
@@ -282,7 +292,7 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         compilers.add(f"{compiler['name']} {compiler['version']}")
     if len(compilers) > 1:
         raise SystemExit(f"error: the stores come from several compilers: {', '.join(sorted(compilers))}")
-    indexes = {name: dict(torch.rocm) for name, torch in _versions().torch.items()}
+    indexes = _versions().torch_indexes(own=request.torch or "")
     info = {
         "version": request.version,
         "label": request.label,

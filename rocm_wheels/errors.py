@@ -8,10 +8,14 @@ import signal
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 # ruff: noqa: N818 - the names say what happened, without the suffix Error
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RocmWheelsError(Exception):
@@ -88,6 +92,17 @@ class PublishFailed(RocmWheelsError):
     exit_code = 11
 
 
+@contextmanager
+def writing_to(directory: Path | None) -> Iterator[None]:
+    """Names the directory in the OSError of a full disk, which does not name a file if it was raised by a write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or directory is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(directory)) from error
+
+
 def exit_code(run: Callable[[], int], *, again: str = "Run it again.") -> int:
     """Runs a program and returns its exit code. A failure prints one message on stderr, never a traceback.
 
@@ -105,8 +120,10 @@ def exit_code(run: Callable[[], int], *, again: str = "Run it again.") -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        print(f"error: {f'{error.filename}: {error.strerror}' if error.filename else error}", file=sys.stderr)
-        if error.errno == errno.ENOSPC:
+        # A copy that fails names its source first, but the target's disk is the full one.
+        path = error.filename2 if error.errno in _FULL and error.filename2 else error.filename
+        print(f"error: {f'{path}: {error.strerror}' if path else error}", file=sys.stderr)
+        if error.errno in _FULL:
             print(f"Make room where it writes: --cache, --dist, --out, TMPDIR. {again}", file=sys.stderr)
         return RocmWheelsError.exit_code
     except (UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:

@@ -123,6 +123,11 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(
         (["3.11", "2.8.3", "2.5.1", "6.2"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
         (["2.8.3", "3.11", "6.2", "2.5.1"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
         ([*CELL, "--backend", "aiter"], 2, "error: backend 'aiter' is not known\nKnown backends: ck, triton."),
+        (["2.8.3", "--backend", "foo"], 2, "error: backend 'foo' is not known\nKnown backends: ck, triton."),
+        (["2.8.3", "--backend", "triton"], 10, "Leave it out: ./build_rocm.sh 2.8.3\n"),
+        (["2.8.3", "--backend", "triton"], 10, ": ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2 --backend triton\n"),
+        (["2.8.3rc1"], 2, "error: flash-attn '2.8.3rc1' is not known\nNearest: 2.8.3. "),
+        (["flash_attn==2.7.4"], 2, "error: flash-attn 'flash_attn==2.7.4' is not known\nNearest: 2.7.4. "),
     ],
 )
 @pytest.mark.parametrize("verb", ["plan", "build"])
@@ -143,6 +148,48 @@ def test_a_full_disk_is_reported_with_a_remedy(capsys: pytest.CaptureFixture[str
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ")
     assert second == "Make room where it writes: --cache, --dist, --out, TMPDIR. Run it again."
+
+
+@pytest.mark.parametrize("stage", ["repair", "verify", "compile"])
+def test_a_full_disk_is_named(
+    stages: Stages, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A write into an open file raises an OSError without a path, and a copy names its source."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    module, function = {"compile": ("compile.kernels", "compile_store")}.get(stage, (f"wheel.{stage}", stage))
+
+    def fill(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr(f"rocm_wheels.{module}.{function}", fill)
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    assert cli.main(["build", *CELL, "--dist", str(out)]) == 1
+    assert f"error: {out if stage == 'repair' else cache}: {full.strerror}\n" in capsys.readouterr().err
+    assert stages.calls
+
+
+def test_a_copy_to_a_full_disk_names_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a.whl", None, "dist/a.whl")
+
+    assert exit_code(run) == 1
+    assert capsys.readouterr().err.startswith(f"error: dist/a.whl: {os.strerror(errno.ENOSPC)}\n")
+
+
+@pytest.mark.parametrize("option", ["--output", "--out"])
+def test_every_verb_names_the_full_disk_of_its_output(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    verb, module = {
+        "--output": (["unlabelled", "a.whl"], "wheels._unlabelled"),
+        "--out": (["index"], "release._index"),
+    }[option]
+    monkeypatch.setattr(f"rocm_wheels.cli.{module}", fill)
+    assert cli.main([*verb, option, str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: ")
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,26 @@ from flash_attn.runtime.build_info import load as _load
 _build = _load()
 __version__ = _build.version
 
-# The doctor has to run where torch is missing or broken. While Python looks for a module to run, argv is ["-m", ...].
-if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
+# The program of `python -m flash_attn.PROGRAM`, else "". While Python looks for a module to run, argv is ["-m", ...].
+_programs = [word for word in sys.orig_argv if word.startswith("flash_attn.")] if sys.argv[:1] == ["-m"] else []
+_program = _programs[0] if _programs else ""
+
+
+def _refuse(message: str, cause: ImportError | None = None) -> None:
+    """Raises ImportError. Ends a program of this package with the message alone, unless it is asked for its help."""
+    if not _program:
+        raise ImportError(message) from cause
+    if _program != "flash_attn.selftest" or not {"-h", "--help"} & {*sys.orig_argv}:
+        raise SystemExit(f"error: {message}")
+
+
+if _program != "flash_attn.doctor":  # which has to run where torch is missing or broken
     try:
         from torch import __version__ as _torch
 
         # The metadata of a wheel for every torch cannot ask for it: installers would replace the user's torch.
         if [int(part) for part in _torch.split(".")[:2]] < [2, 5]:
-            raise ImportError(
+            _refuse(
                 f"flash_attn {__version__} needs torch 2.5 or newer, torch {_torch} is installed. "
                 "`python -m flash_attn.doctor` prints the line that replaces it"
             )
@@ -41,10 +53,11 @@ if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
         if error.name != "torch":
             raise
         _wanted = f"torch {_build.torch_minor}" if _build.torch else "torch 2.5 or newer"
-        raise ImportError(
+        _refuse(
             f"flash_attn {__version__} needs {_wanted}{f' for ROCm {_build.rocm}' if _build.rocm else ''}, "
-            "and no torch is installed: install it first. `python -m flash_attn.doctor` tells how"
-        ) from error
+            "and no torch is installed: install it first. `python -m flash_attn.doctor` tells how",
+            error,
+        )
 
 __all__ = [
     "__version__",

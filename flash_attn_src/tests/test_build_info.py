@@ -71,6 +71,30 @@ def test_import_without_torch_names_the_torch_to_install() -> None:
     assert "ImportError: flash_attn 2.8.3 needs torch 2.5 or newer" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "shown"),
+    [
+        (["selftest", "--help"], 0, "usage: python -m flash_attn.selftest"),
+        (["selftest", "-h"], 0, "usage: python -m flash_attn.selftest"),
+        (["selftest"], 1, "error: flash_attn 2.8.3 needs torch 2.5 or newer, and no torch is installed"),
+        (["sdpa", "--help"], 1, "error: flash_attn 2.8.3 needs torch 2.5 or newer, and no torch is installed"),
+        (["sdpa", "program.py", "--help"], 1, "error: flash_attn 2.8.3 needs torch 2.5 or newer"),
+        (["doctor", "--help"], 0, "usage: python -m flash_attn.doctor"),
+    ],
+)
+def test_programs_without_torch_print_no_traceback(words: list[str], code: int, shown: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    program, *arguments = words
+    done = subprocess.run(
+        [tmp_path / "env/bin/python", "-m", f"flash_attn.{program}", *arguments],
+        env={"PYTHONPATH": str(Path(flash_attn.__file__).parents[1])}, cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr if code else done.stdout[: len(shown)]) == (code, done.stderr or shown)
+    assert shown in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_damaged_build_info_asks_the_user_to_reinstall(tmp_path: Path) -> None:
     path = tmp_path / "_build_info.json"
     for text in ('{"version": "2.8', "[]"):

@@ -178,7 +178,13 @@ def test_a_package_compiled_by_pip_for_amd_gpus_needs_torch_for_rocm() -> None:
     )
     line = 'pip install "torch==2.9.1+rocm6.4" --index-url https://download.pytorch.org/whl/rocm6.4'
     assert line in finding.remedy
-    assert findings.examine(replace(bare, kfd=None, probe={**bare.probe, "info": {"problems": []}})) == []
+    # Without the driver of AMD too, unless torch sees a GPU of NVIDIA, for which Triton compiles.
+    undriven = replace(bare, kfd=None, probe={**bare.probe, "info": {"problems": []}})
+    assert [finding.key for finding in findings.examine(undriven)] == ["torch-cuda"]
+    nvidia = {"name": "H100", "target": "sm_90", "memory_mib": 81559}
+    assert findings.examine(replace(undriven, probe={**undriven.probe, "devices": [nvidia]})) == []
+    cpu = {**undriven.probe, "torch": {"version": "2.9.1+cpu", "hip": None, "cuda": None}}
+    assert findings.examine(replace(undriven, probe=cpu)) == []
 
 
 @pytest.mark.parametrize("key", LOGS)

@@ -277,6 +277,13 @@ def a_report(lines: list[dict[str, Any]], speed: Any = (), trouble: str = "", da
     return report.build(machine, wheel_, lines, speed, trouble)
 
 
+@pytest.mark.parametrize(
+    ("flops", "text"), [(2.7e14, " 270.0 TFLOP/s"), (4.2e10, "  42.0 GFLOP/s"), (3e6, "   3.0 MFLOP/s")]
+)
+def test_no_speed_is_rounded_to_zero(flops: float, text: str) -> None:
+    assert report._rate(flops) == text
+
+
 def test_the_table_says_what_failed() -> None:
     good = {"check": "a", "group": "masks", "ok": True, "forward": 6e-3, "backward": None, "limits": [1.2e-2, 2.4e-2]}
     bad = {**good, "check": "b", "ok": False, "forward": None, "failure": "the process ended with signal 11"}

@@ -7,9 +7,10 @@ import io
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rocm_wheels.cli import build, kernels, pins, release, wheels
-from rocm_wheels.errors import exit_code
+from rocm_wheels.errors import exit_code, writing_to
 
 DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
 EXAMPLES = """\
@@ -45,6 +46,7 @@ AGAIN = {
     "store": _COMPILED,
     "publish": "Run it again: it sends what the release lacks.",
 }
+OUTPUTS = ("output", "out", "target", "dist", "cache")  # options that name where a verb writes, its output first
 SCRIPT_VERBS = ("plan", "check", "build")  # verbs that build_rocm.sh calls
 
 
@@ -57,7 +59,15 @@ def main(argv: Sequence[str] | None = None, *, usage: str = "") -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     arguments = _parser(usage).parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C
-    return exit_code(lambda: arguments.run(arguments), again=arguments.again)
+    return exit_code(lambda: _run(arguments), again=arguments.again)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Runs the verb. A write that fails because a disk is full names the directory of the verb's output."""
+    places = (getattr(arguments, name, None) for name in OUTPUTS)
+    with writing_to(next((place for place in places if isinstance(place, Path)), None)):
+        code: int = arguments.run(arguments)
+    return code
 
 
 def _parser(usage: str = "") -> argparse.ArgumentParser:

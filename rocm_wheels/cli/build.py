@@ -15,6 +15,7 @@ from rocm_wheels.cli.options import add_cache, add_without, cache_of, directory
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import plan as plans
 from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.cells import known_backend
 from rocm_wheels.matrix.plan import (
     Plan,
     make_plan,
@@ -26,6 +27,7 @@ from rocm_wheels.matrix.platforms import ALL, DEFAULT, PLATFORMS
 from rocm_wheels.packages import packages_of
 from rocm_wheels.wheel import container
 
+EXAMPLE = ("3.11", "2.5.1", "6.2")  # Python, torch and ROCm in messages
 FLASH_ATTN = ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3; alone it means the universal wheel")
 CELL = (
     ("python", "python", "version of Python: 3.11"),
@@ -156,9 +158,11 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
     missing = [name for name, _, _ in CELL if getattr(arguments, name.replace("-", "_")) is None]
     if len(missing) == len(CELL):
         if arguments.backend is not None:
+            backend, universal = known_backend(versions.load(), arguments.backend).name, arguments.flash_attn
             raise DataError(
-                f"--backend {arguments.backend} is for one combination; the universal wheel has every backend",
-                remedy="Leave it out, or name Python, torch and ROCm too: 2.8.3 3.11 2.5.1 6.2",
+                f"--backend {backend} is for one combination; the universal wheel has every backend",
+                remedy=f"Leave it out: ./build_rocm.sh {universal}\nOr name Python, torch and ROCm too: "
+                f"./build_rocm.sh {universal} {' '.join(EXAMPLE)} --backend {backend}",
             )
         platform = DEFAULT if arguments.platform in (None, ALL) else arguments.platform
         if platform != DEFAULT and (arguments.docker or arguments.cibuildwheel):

@@ -234,7 +234,7 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
 
 def _flash_attn(versions: Versions, value: str) -> str:
     """The known flash-attn version that `value` names; "2.8" names the newest release of 2.8.x."""
-    plain = value.removeprefix("v").partition("+")[0]
+    plain = value.lower().removeprefix("v").partition("+")[0]
     if plain in versions.flash_attn_names or plain in versions.flash_attn_unreleased:
         return plain
     if plain.count(".") == 1:
@@ -287,10 +287,10 @@ def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> R
 
 def _nearest_version(value: str, known: Sequence[str]) -> str:
     """The known version with the smallest distance, major component first; the newest if `value` is not a version."""
-    try:
-        wanted = version_key(value.removeprefix("v").partition("+")[0])
-    except ValueError:
+    numbers = re.search(r"\d+(\.\d+)*(\.post\d+)?", value)  # of 2.8.3rc1 or flash_attn==2.8.3 too
+    if numbers is None:
         return max(known, key=version_key)
+    wanted = version_key(numbers[0])
 
     def distance(version: str) -> tuple[int, ...]:
         pairs = itertools.zip_longest(version_key(version), wanted, fillvalue=0)

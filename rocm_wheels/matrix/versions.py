@@ -129,6 +129,20 @@ class Versions:
         """The releases of flash-attn, without their other names."""
         return tuple(name for name, release in self.flash_attn_names.items() if name == release)
 
+    def torch_indexes(self, own: str = "") -> dict[str, dict[str, str]]:
+        """Torch release -> ROCm -> directory of the wheel index, as advice for users: without uncertain facts, except
+        for the torch of a wheel, `own` ("2.15"; "" for the wheel of every torch).
+        """
+        indexes = {
+            name: {
+                rocm: directory
+                for rocm, directory in torch.rocm.items()
+                if name.startswith(f"{own}.") or not self.uncertain(name, rocm)
+            }
+            for name, torch in self.torch.items()
+        }
+        return {name: directories for name, directories in indexes.items() if directories}
+
     def uncertain(self, torch: str, rocm: str) -> tuple[str, ...]:
         """A line for each of the two releases with facts that are not confirmed: "ROCm 10.1: which torch ..."."""
         both = (f"torch {torch}", self.torch[torch].uncertain), (f"ROCm {rocm}", self.rocm[rocm].uncertain)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocm_wheels.errors import DataError, VerifyFailed
+from rocm_wheels.errors import DataError, VerifyFailed, writing_to
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import has_interfaces
 from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan
@@ -32,11 +32,14 @@ class StageLog:
         self.say = say
 
     @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[list[str]]:
-        """Times a stage. The body appends details to the list, which become part of its line."""
+    def stage(self, name: str, into: Path) -> Iterator[list[str]]:
+        """Times a stage that writes into a directory. The body appends details to the list, which become part of its
+        line.
+        """
         detail: list[str] = []
         start = time.monotonic()
-        yield detail
+        with writing_to(into):
+            yield detail
         self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
 
 
@@ -108,7 +111,7 @@ def run(
         built, wheels, checks = (work / name for name in ("launcher", "wheel", "verify"))
         for directory in (built, wheels, checks):
             directory.mkdir()
-        with log.stage("check") as detail:
+        with log.stage("check", cache) as detail:
             toolchain.check(plan)
             if plan.platform == DEFAULT:
                 repair.check()
@@ -118,7 +121,7 @@ def run(
             if cibuildwheel:
                 manylinux.check(plan)
             detail += [plan.compiler, f"toolchain {plan.toolchain}"]
-        with log.stage("compile") as detail:
+        with log.stage("compile", cache) as detail:
             backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
                 kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools, without=without)
@@ -132,23 +135,23 @@ def run(
                 together=True,
             )
             detail += [f"{target} {closing.size(store)}" for target, store in stores.items()]
-        with log.stage("assemble") as detail:
+        with log.stage("assemble", cache) as detail:
             planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
             make = manylinux.assemble if cibuildwheel else assemble.assemble
             compiled = build_launcher(built, cache=cache)
             raw = make(plan, stores, compiled, wheels, planner=planner)
             detail.append(raw.name)
-        with log.stage("repair") as detail:
+        with log.stage("repair", dist) as detail:
             repaired = numbering.assign(mend(raw, dist), public)
             detail.append(repaired.name)
         beside = []
         for interface in _interfaces(plan):
-            with log.stage(interface.name.replace("_", "-")) as detail:
+            with log.stage(interface.name.replace("_", "-"), dist) as detail:
                 beside.append(numbering.assign(assemble.assemble_interface(interface, plan, dist), public))
                 detail.append(beside[-1].name)
         if plan.platform == DEFAULT:
             say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
-        with log.stage("verify") as detail:
+        with log.stage("verify", cache) as detail:
             if plan.platform == DEFAULT:
                 verdict = verify.verify(repaired, plan, checks, beside=beside)
             else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels import forms
-from rocm_wheels.errors import DataError
+from rocm_wheels.errors import DataError, writing_to
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.matrix.platforms import platform_of
@@ -203,7 +203,8 @@ class Verdict:
     def write(self, wheel: Path) -> Path:
         """Writes <wheel>.verdict.json next to the wheel."""
         path = wheel.with_name(wheel.name + VERDICT)
-        path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
+        with writing_to(path):
+            path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
         return path
 
 

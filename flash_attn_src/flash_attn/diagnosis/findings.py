@@ -70,8 +70,10 @@ def _torch(facts: Facts) -> _Found:
     torch, build = facts.probe.get("torch"), facts.build
     if torch is None:
         return
-    # A wheel that pip built without kernels names no GPU: the machine does.
-    if (build.for_rocm or (not build.targets and facts.kfd is not None)) and torch["hip"] is None:
+    # A wheel that pip built without kernels names no GPU. The machine does, or torch for CUDA that sees no GPU: pip
+    # installs that torch unless it is told otherwise.
+    bare = not build.targets and (facts.kfd is not None or _cuda_without_gpu(facts))
+    if (build.for_rocm or bare) and torch["hip"] is None:
         kind = "cuda" if torch["cuda"] else "cpu"
         with_cuda = f" (CUDA {torch['cuda']})" if torch["cuda"] else ""
         rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
@@ -84,6 +86,11 @@ def _torch(facts: Facts) -> _Found:
     hip = ".".join((torch["hip"] or "").split(".")[:2])
     if build.rocm and hip and hip != build.rocm:
         yield "rocm-mismatch", f"this wheel is for ROCm {build.rocm}, torch is built for ROCm {hip}"
+
+
+def _cuda_without_gpu(facts: Facts) -> bool:
+    """Whether torch for CUDA stands beside a package that pip installed, on a machine where it sees no GPU."""
+    return bool(facts.build.python and facts.probe["torch"]["cuda"]) and not facts.probe.get("devices")
 
 
 def _wheel(facts: Facts) -> _Found:

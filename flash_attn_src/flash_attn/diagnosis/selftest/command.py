@@ -18,11 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-import torch
-
-import flash_attn
 from flash_attn.diagnosis.console import accept_every_character
-from flash_attn.diagnosis.selftest import cases, machine, report, wheel
+from flash_attn.diagnosis.selftest import cases, report, wheel
 from flash_attn.diagnosis.selftest.worker import private, steps
 
 _SILENCE_SECONDS = 300  # of a step; Triton may compile a kernel in it
@@ -45,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.repeats is not None and arguments.repeats < 2:
         parser.error(f"--repeats {arguments.repeats}: two runs are the fewest that can be compared, give 2 or more")
+    # Imported here: the help is printed without torch.
+    import torch
+
+    import flash_attn
+    from flash_attn.diagnosis.selftest import machine
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if arguments.gpu is not None and not 0 <= arguments.gpu < count:
         parser.error(f"--gpu {arguments.gpu}: torch sees {count} GPUs; the first one is 0")

@@ -72,13 +72,21 @@ def _group(group: str, checks: Sequence[Line]) -> str:
     return f"{group:<14}{passed:>16}{worst:>16}".rstrip()
 
 
+def _rate(flops: float) -> str:
+    """Operations per second as text; of a CPU, whose TFLOP/s would be 0.0, in GFLOP/s."""
+    tera, giga = flops / 1e12, flops / 1e9
+    return (
+        f"{tera:6.1f} TFLOP/s" if tera >= 1 else f"{giga:6.1f} GFLOP/s" if giga >= 1 else f"{flops / 1e6:6.1f} MFLOP/s"
+    )
+
+
 def _speed(line: Line) -> str:
     if line.get("failure"):
         return _COLUMNS.format(line["shape"], "failed", "", "", "").rstrip()
     shape = next(each for each in (*cases.SPEEDS, *cases.CPU_SPEEDS) if each.name == line["shape"])
 
     def ours(milliseconds: float | None, flops: float) -> str:
-        return "" if milliseconds is None else f"{milliseconds:.2f} ms {flops / milliseconds * 1e-9:6.1f} TFLOP/s"
+        return "" if milliseconds is None else f"{milliseconds:.2f} ms {_rate(flops / milliseconds * 1e3)}"
 
     def peer(milliseconds: float | None) -> str:
         return "" if milliseconds is None else f"{milliseconds:.2f} ms"
