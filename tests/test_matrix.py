@@ -101,7 +101,8 @@ def test_a_release_has_a_universal_wheel_for_each_name(data: Versions, whole: di
     there = [name for wheel in both for name in (wheel, f"{wheel}.verdict.json")]
     assert left(has=there) == every_name[1:]
     assert left(has=there[:2]) == left(has=there[2:]) == every_name  # the wheel for one system is missing
-    assert left(event="pull_request") == left(only="2.8.3 * * * *") == []
+    assert left(only="2.8.3 * * * *") == []
+    assert left(event="pull_request") == ["2.8.3"]
     assert left(only="2.8.3 universal") == ["2.8.3"]
     whole["backend"] = ["triton"]
     assert left() == []
@@ -178,8 +179,28 @@ def test_a_glob_selects(data: Versions, whole: dict[str, list[str]]) -> None:
 def test_a_pull_request_builds_the_oldest_and_the_newest(data: Versions, whole: dict[str, list[str]]) -> None:
     cells = select(data, {"rocm": whole}, event="pull_request").cells
     assert [str(cell) for cell in cells] == ["2.6.3 3.10 2.5.1 6.1", "2.8.3 3.12 2.6.0 6.2"]
+    wide = {"rocm": whole}
+    assert [str(each) for each in select(data, wide, event="pull_request").universals] == [data.flash_attn[-1]]
     one = {axis: each[:1] if axis != "backend" else ["triton"] for axis, each in whole.items()}
     assert len(select(data, {"rocm": one}, event="pull_request").cells) == 1
+
+
+def test_a_pull_request_builds_a_small_universal_wheel_for_both_systems() -> None:
+    """With kernels of Composable Kernel and of Triton, so that the first tag is not the first time."""
+    data = versions.load()
+    done = run("--event", "pull_request")
+    made = {name: each["include"] for name, each in json.loads(done.stdout).items() if name != "tag"}
+    (universal,) = (row for row in made["wheels"] if not row["python-version"])
+    targets_ = universal["targets"].split(";")
+    assert targets_ == [*data.jobs.sample_targets]
+    assert rows.count_for_windows(data, made["wheels"]) == 1
+    assert any("ck" in data.targets[name].backends for name in targets_)
+    compiled = {row["artifact"] for row in made["kernels"]}
+    assert all(
+        any(fnmatch.fnmatch(name, f"kernels-ck-rocm_any-{target}-*") for name in compiled) for target in targets_
+    )
+    asked = json.loads(run("--event", "pull_request", "--target", "gfx942").stdout)
+    assert {row["targets"] for row in asked["wheels"]["include"] if not row["python-version"]} == {"gfx942"}
 
 
 def test_a_sample_has_no_combination_with_uncertain_facts(data: Versions, whole: dict[str, list[str]]) -> None:

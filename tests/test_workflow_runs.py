@@ -16,7 +16,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
     build = load("build.yml")["jobs"]
     github = {"event_name": "pull_request", "ref": "refs/pull/1/merge", "token": "t", "ref_name": "1/merge"}
     done = {
-        need: {"result": "success", "outputs": {"wheels-count": "2", "kernels-count": "4", "windows-count": "0"}}
+        need: {"result": "success", "outputs": {"wheels-count": "2", "kernels-count": "4", "windows-count": "1"}}
         for need in build
     } | {
         name: {"result": "skipped", "outputs": {}} for name in ("create_release", "build_wheels_rocm", "smoke", "trend")
@@ -33,6 +33,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
             "create_matrix",
             "build_kernels",
             "rehearse_wheels",
+            "windows",
             "crate",
             "rehearse",
         ]

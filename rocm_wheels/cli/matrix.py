@@ -36,7 +36,8 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     )
     asked = Requested(tuple(arguments.target), "--target") if arguments.target else from_environment(data, os.environ)
     requested = None if asked.of_this_machine else asked.targets
-    made = rows.rows(data, selected.cells, requested, selected.universals)
+    sample = data.jobs.sample_targets if arguments.event == "pull_request" and requested is None else None
+    made = rows.rows(data, selected.cells, requested, selected.universals, universal_targets=sample)
     notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]
     notes += dict.fromkeys(why for cell in selected.cells for why in data.uncertain(cell.torch, cell.rocm))
     for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
@@ -91,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         "--event",
         choices=EVENTS,
         default="push",
-        help="event that started the run; for pull_request, only the oldest and the newest combination",
+        help="event that started the run; for pull_request, a sample: the oldest and the newest combination, and the "
+        "newest universal wheel for few GPU targets",
     )
     parser.add_argument(
         "--missing",

@@ -9,7 +9,7 @@ from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal
 from rocm_wheels.matrix.targets import CUDA, Fit, fit, has_kernels, served_on
-from rocm_wheels.matrix.targets import universal as universal_targets
+from rocm_wheels.matrix.targets import universal as targets_of_universal
 from rocm_wheels.matrix.versions import Versions
 
 Row = dict[str, str | int]
@@ -31,8 +31,11 @@ def rows(
     cells: Sequence[Cell],
     requested: Sequence[str] | None = None,
     universals: Sequence[Universal] = (),
+    *,
+    universal_targets: Sequence[str] | None = None,
 ) -> dict[str, list[Row]]:
-    """The rows of both jobs. Raises DataError, which names the runs to split it into, if there are too many rows for
+    """The rows of both jobs. universal_targets: GPU targets of the universal wheels, if they differ from `requested`.
+    Raises DataError, which names the runs to split it into, if there are too many rows for
     one run.
     """
     made = {}
@@ -41,7 +44,7 @@ def rows(
         ("wheels", wheel_rows, universal_wheel_rows),
     ):
         known = make(data, cells, requested)
-        own = more(data, universals, requested)
+        own = more(data, universals, requested if universal_targets is None else universal_targets)
         have = {row["artifact"] for row in known}
         made[name] = [row for row in own if row["artifact"] not in have] + known
         if (count := len(made[name])) > MAX_ROWS:
@@ -226,7 +229,7 @@ def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
 
 def _universal_targets(data: Versions, requested: Sequence[str] | None) -> list[str]:
     """The targets of the universal wheel, without those that are never published."""
-    return [name for name in universal_targets(data, requested) if not CUDA.fullmatch(name)]
+    return [name for name in targets_of_universal(data, requested) if not CUDA.fullmatch(name)]
 
 
 def _gpu_rocm(data: Versions) -> str:

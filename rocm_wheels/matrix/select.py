@@ -50,8 +50,9 @@ def select(
 
     Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of that
     version, such as 2.8.3.post2. only: a glob over `cell_name`. A pull request gets the oldest and the newest
-    combination without an uncertain fact. has: names of published files; a combination is left out if its wheel, test
-    report and wheels of interfaces are among them. Raises DataError if the glob matches nothing.
+    combination without an uncertain fact, and the universal wheel of the newest flash-attn. has: names of published
+    files; a combination is left out if its wheel, test report and wheels of interfaces are among them. Raises DataError
+    if the glob matches nothing.
     """
     universals: list[Universal] = []
     cells: list[Cell] = []
@@ -88,7 +89,7 @@ def select(
     if event == "pull_request":
         sample = confirmed(data, matching, lambda cell: (cell.torch, cell.rocm))
         matching = list(dict.fromkeys((sample[0], sample[-1]))) if sample else []
-        universals = []
+        universals = [each for each in universals if each.flash_attn == data.flash_attn[-1]]
     there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
     interfaces = {names.stem(name) for name in has if names.is_interface(name)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,9 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """Settings of the workflows' jobs: labels of the runners, limits in minutes, shards of a backend's kernels."""
+    """Settings of the workflows' jobs: labels of the runners, limits in minutes, shards of a backend's kernels, GPU
+    targets of a pull request's universal wheel.
+    """
 
     runner: str
     universal_runner: str
@@ -44,6 +46,7 @@ class Jobs:
     wheel_minutes: int
     gpu_minutes: int
     shards: Mapping[str, int]
+    sample_targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +172,10 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
         build=Build(pip=build.version("pip")),
         compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),
         backends=(backends := {entry.last: _backend(entry, pins) for entry in root.tables("backends")}),
-        jobs=_jobs(root.table("jobs"), backends),
         rocm=(rocm := {entry.last: _rocm(entry) for entry in root.tables("rocm", versions=True)}),
         torch={entry.last: _torch(entry, python, rocm) for entry in root.tables("torch", versions=True)},
-        targets={entry.last: _target(entry, backends, rocm) for entry in root.tables("targets")},
+        targets=(targets := {entry.last: _target(entry, backends, rocm) for entry in root.tables("targets")}),
+        jobs=_jobs(root.table("jobs"), backends, targets),
     )
     for table in (build, compilers, root):
         table.finish()
@@ -197,7 +200,7 @@ def _interface(table: Table) -> Interface:
     return interface
 
 
-def _jobs(table: Table, backends: Mapping[str, Backend]) -> Jobs:
+def _jobs(table: Table, backends: Mapping[str, Backend], targets: Iterable[str]) -> Jobs:
     parts = table.table("shards")
     jobs = Jobs(
         runner=table.text("runner"),
@@ -209,6 +212,7 @@ def _jobs(table: Table, backends: Mapping[str, Backend]) -> Jobs:
         wheel_minutes=_positive(table, "wheel_minutes"),
         gpu_minutes=_positive(table, "gpu_minutes"),
         shards={name: _positive(parts, name) for name in backends},
+        sample_targets=table.choices("sample_targets", targets),
     )
     parts.finish()
     table.finish()
