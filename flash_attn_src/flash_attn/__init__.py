@@ -32,6 +32,7 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
                 f"flash_attn {__version__} needs torch 2.5 or newer, torch {_torch} is installed. "
                 "`python -m flash_attn.doctor` prints the line that replaces it"
             )
+        from flash_attn.custom_ops import flops as _flops
         from flash_attn.diagnosis.info import backend_info
         from flash_attn.flash_attn_interface import (
             flash_attn_func,
@@ -49,6 +50,8 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
             flash_attn_varlen_qkvpacked_fp8_func,
         )
         from flash_attn.sdpa import sdpa_report, use_for_sdpa
+
+        _flops.offer()
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -9,6 +9,13 @@
 
     python -m flash_attn.sdpa main.py ...  # the same for a program that is not changed
 
+modes.py        what records a call instead of running it
+override.py     the kernel in PyTorch's dispatcher, and who uses it
+compiled.py     what torch.compile has to know
+attention.py    SDPA in the terms of flash_attn_func
+switch.py       use_for_sdpa
+report.py       counts
+
 With torch 2.11 or newer, PyTorch's own choice of an implementation has the name "flash_attn" too: see
 flash_attn.sdpa.aten. Nothing is active by an import alone.
 """

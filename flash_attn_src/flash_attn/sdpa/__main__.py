@@ -8,6 +8,7 @@ so there is none.
 from __future__ import annotations
 
 import atexit
+import pkgutil
 import runpy
 import sys
 from pathlib import Path
@@ -33,12 +34,24 @@ def main(words: list[str]) -> None:
     print("flash_attn: scaled_dot_product_attention is served where it can be", file=sys.stderr)
     atexit.register(lambda: print(sdpa_report(), file=sys.stderr))
     sys.argv = program
-    if is_module:
-        sys.path[0] = str(Path.cwd())
+    if is_module:  # sys.path begins with the working directory already, as Python's own -m has it
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(program[0]).resolve().parent)
-        runpy.run_path(program[0], run_name="__main__")
+        runpy.run_path(_placed(program[0]), run_name="__main__")
+
+
+def _placed(program: str) -> str:
+    """The program for runpy. sys.path becomes what Python makes of it for that file.
+
+    Python puts the file's directory where -m has put the working directory. It puts neither there with -P, with -I, and
+    where a ._pth file lists the path. A directory or a zip file is an entry of its own, which runpy adds.
+    """
+    is_script = pkgutil.get_importer(program) is None
+    if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+        del sys.path[0]
+        if is_script:
+            sys.path.insert(0, str(Path(program).resolve().parent))
+    return program if is_script else str(Path(program).resolve())
 
 
 if __name__ == "__main__":

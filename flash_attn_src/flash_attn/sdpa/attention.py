@@ -7,18 +7,24 @@ aligned to the top left: query i sees keys up to i.
 from __future__ import annotations
 
 import torch
-from torch.compiler import is_compiling
+from torch.autograd import forward_ad
 
 from flash_attn.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM, MOST
 from flash_attn.autograd import attend, differentiable
 from flash_attn.calls import AttentionCall
 from flash_attn.flash_attn_interface import flash_attn_func
+from flash_attn.sdpa.modes import is_stand_in
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _transforms_active = torch._C._are_functorch_transforms_active
 _flash_allowed = torch._C._get_flash_sdp_enabled
 _efficient_allowed = torch._C._get_mem_efficient_sdp_enabled
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether x is a tensor with memory of its own, or what stands for it in a trace."""
+    return type(x) in _PLAIN or is_stand_in(x)
 
 
 def is_on_gpu(x: torch.Tensor) -> bool:
@@ -34,20 +40,20 @@ def reason_to_pass_on(
     dropout_p: float,
     is_causal: bool,
     enable_gqa: bool,
+    scale: float | None = None,
 ) -> str | None:
     """Why these kernels cannot serve a call; None where they can.
 
     A wrong call has a reason too: PyTorch then raises its own error.
     """
-    if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
-        return "query, key or value is no tensor"
-    if not is_compiling():
-        if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN:
-            return "a tensor subclass"
-        if _transforms_active():
-            return "a transform of torch.func"
-        if not (_flash_allowed() or _efficient_allowed()):
-            return "sdpa_kernel allows neither flash nor memory-efficient attention"
+    if not (_is_plain(query) and _is_plain(key) and _is_plain(value)):
+        return "a tensor subclass"
+    if _transforms_active():
+        return "a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if not (_flash_allowed() or _efficient_allowed()):
+        return "sdpa_kernel allows neither flash nor memory-efficient attention"
     if not (is_on_gpu(query) and query.device == key.device == value.device):
         return "tensors that are not on one GPU"
     # Each read of a tensor's attribute takes part of the call's time, so each is read once.
@@ -70,14 +76,16 @@ def reason_to_pass_on(
         return "heads that differ without enable_gqa, or do not divide"
     if not 0.0 <= dropout_p < 1.0:
         return "dropout_p outside of [0, 1)"
+    if scale is not None and not (scale == 0.0 or LEAST <= abs(scale) <= MOST):
+        return "a scale that fp32 does not hold as a normal number"
     return None if attn_mask is None else _reason_of_mask(query, key, attn_mask, dropout_p, is_causal)
 
 
 def _reason_of_mask(
     query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor, dropout_p: float, is_causal: bool
 ) -> str | None:
-    if not isinstance(attn_mask, torch.Tensor) or (type(attn_mask) not in _PLAIN and not is_compiling()):
-        return "attn_mask: a tensor subclass"  # torch.nn.attention.bias has causal biases of its own
+    if not _is_plain(attn_mask):
+        return "attn_mask: a tensor subclass"
     if is_causal:
         return "attn_mask together with is_causal"
     if dropout_p > 0.0:
@@ -134,7 +142,20 @@ def attention(
             attn_bias=None if attn_mask is None else _bias(attn_mask, query, seqlen_k),
         )  # fmt: skip
     assert isinstance(out, torch.Tensor)
-    return out.transpose(1, 2) if has_heads else out.squeeze(2)
+    return _laid_out(out.transpose(1, 2) if has_heads else out.squeeze(2), query)
+
+
+def _laid_out(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """out with the strides that PyTorch's kernels give it.
+
+    They are the query's, without gaps, if its rows are dense and values have its head dim. Else out is contiguous.
+    """
+    if out.shape != query.shape or query.stride(-1) != 1:
+        return out.contiguous()
+    if out.stride() == query.stride():
+        return out
+    wanted = torch.empty_like(query)
+    return out if out.stride() == wanted.stride() else wanted.copy_(out)
 
 
 def _is_checked(
@@ -153,7 +174,7 @@ def _is_checked(
         and dropout_p < BELOW_ONE
         and type(is_causal) is bool
         and (scale is None or (type(scale) is float and LEAST <= scale <= MOST))
-        and not is_compiling()
+        and type(query) is type(key) is type(value) is torch.Tensor
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Calls since the process began. Calls in compiled code count once, when they are traced.
+    """Calls since the process began, in every thread. A call that raises an error does not count.
+
+    A call in a compiled graph counts once for each graph, when it is compiled. Programs of torch.export, torch.fx,
+    TorchScript and torch.compile(backend="eager") call PyTorch's function: there, each call counts.
 
     served: calls that ran on the kernels of this package.
     passed_on: reason -> calls that PyTorch computed.
@@ -28,20 +32,25 @@ class Report:
         )
 
 
-_served = [0]
+_served = 0
 _passed_on: Counter[str] = Counter()
+_lock = threading.Lock()
 
 
 def count_served() -> None:
     """Counts a call that these kernels served."""
-    _served[0] += 1
+    global _served
+    with _lock:
+        _served += 1
 
 
 def count_passed_on(reason: str) -> None:
     """Counts a call that PyTorch got. The reasons are few: they name no sizes."""
-    _passed_on[reason] += 1
+    with _lock:
+        _passed_on[reason] += 1
 
 
 def sdpa_report() -> Report:
     """The calls so far. Printing it gives a line for each reason."""
-    return Report(served=_served[0], passed_on=dict(_passed_on))
+    with _lock:
+        return Report(served=_served, passed_on=dict(_passed_on))
