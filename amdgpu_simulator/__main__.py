@@ -13,6 +13,7 @@
     python -m amdgpu_simulator table gfx1201 --peer aotriton DIR       # beside AOTriton's kernels, from a checkout
     python -m amdgpu_simulator decoding gfx1100                        # splits and bandwidth of a whole GPU; 3 minutes
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
+    python -m amdgpu_simulator traces DIR                              # the clock against thread traces of GPUs
     python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
     python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
 
@@ -28,7 +29,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from amdgpu_simulator import coverage
+from amdgpu_simulator import coverage, traces
 from amdgpu_simulator.debian import UnavailableError
 
 
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if options.command == "coverage" and not any(path.suffix == ".zip" for path in options.files):
             for line in coverage.table(options.files, options.executed):
+                print(line, flush=True)
+        elif options.command == "traces":
+            for line in traces.table(options.directory):
                 print(line, flush=True)
         else:
             _run_in_checkout(options)
@@ -103,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     decoding = commands.add_parser("decoding", help="print the splits and the bandwidth of decoding on a whole GPU")
     decoding.add_argument("target", help="GPU target, such as gfx1100")
     commands.add_parser("calibrate", help="compare simulated cycles with published figures of hardware")
+    trace = commands.add_parser("traces", help="compare the clock with thread traces of GPUs, fact by fact")
+    trace.add_argument("directory", type=Path, help="directory of traces, such as DIR/gfx1100/*.pkl")
     commands.add_parser("hazards", help="check the wait states of AMD's assembly kernels against the data file")
     wheel = commands.add_parser("wheel", help="run attention from a wheel, through AMD's HIP, on a GPU of each family")
     wheel.add_argument("wheel", type=Path)

@@ -26,6 +26,10 @@ class Caches:
         self._kept: list[OrderedDict[tuple[int, int], None]] = [OrderedDict() for _ in range(rates.units)]
         self._free = 0.0  # cycle at which the path to the next level is free
 
+    def empty(self, unit: int) -> None:
+        """Invalidates the lines of a compute unit."""
+        self._kept[unit].clear()
+
     def serve(self, one: Executed, unit: int, group: int, begin: float, end: float) -> float:
         """Returns the cycle at which the data of an instruction has arrived.
 

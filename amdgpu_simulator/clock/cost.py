@@ -1,14 +1,14 @@
 """For how many cycles an instruction occupies its unit of a compute unit. Two tables and its addresses determine them.
 
-A cycle is a cycle of the compute unit's clock. `matrix` and `vector` are units of a SIMD; `shared` (LDS) and
-`memory` (the path to the first-level cache) serve the whole compute unit. A bank of shared memory gives one word in a
-cycle. If the lanes of an instruction want more words from one bank than from the others, the instruction takes as long
-as that bank needs. The cycles beyond an even spread over all banks are `conflicts`. Global memory is charged for each
-line that an instruction touches.
+A cycle is a cycle of the compute unit's clock. `matrix`, `vector`, `trans` (transcendentals) and `scalar` are units of
+a SIMD; `shared` (LDS) and `memory` (the path to the first-level cache) serve the whole compute unit. A bank of shared
+memory gives one word in a cycle. If the lanes of an instruction want more words from one bank than from the others, the
+instruction takes as long as that bank needs. The cycles beyond an even spread over all banks are `conflicts`. Global
+memory is charged for each line that an instruction touches.
 
 Sources: AMD, "CDNA 3" and "CDNA 4" white papers (operations a cycle, banks of shared memory), "RDNA Architecture" and
 the guides to RDNA 3 and 4 (caches); for transcendentals and integer products, a quarter of the rate, the instruction
-set guides.
+set guides. For RDNA's other units and its wide integers, thread traces: `python -m amdgpu_simulator traces`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ import numpy as np
 
 from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.assembly import Array, Instruction
+from amdgpu_simulator.isa.wave import register
 
 MATRIX, VECTOR, SHARED, MEMORY, NONE = "matrix", "vector", "shared", "memory", ""
 UNITS = (MATRIX, VECTOR, SHARED, MEMORY)
+# Only RDNA has these: a unit for transcendentals beside the vector unit, and a scalar unit in each SIMD. `branch` is a
+# branch that is taken, `invalidate` empties the first-level cache.
+TRANS, SCALAR, BRANCH, INVALIDATE = "trans", "scalar", "branch", "invalidate"
 
 # Cache line size in bytes (throughput 1 line/cycle); address throughput in lanes/cycle.
 LINE, LANES = 64, 4
@@ -38,8 +42,9 @@ class Rates:
     units: compute units that share a work group: two on RDNA, whose kernels run on a work group processor. simds: SIMDs
     of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD issues all lanes of a wave. banks: banks
     of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on elements of 8, 16 and
-    32 bits, 0 without a matrix unit. cache: bytes of the first-level cache. fill: bytes per cycle from the next level
-    if all compute units request data.
+    32 bits, 0 without a matrix unit. same_bank: additional cycles of a matrix product if two of its operands begin in
+    one of the four banks of vector registers. cache: bytes of the first-level cache. fill: bytes per cycle from the
+    next level if all compute units request data.
     """
 
     units: int = 1
@@ -50,8 +55,14 @@ class Rates:
     by_8: int = 0
     by_16: int = 0
     by_32: int = 0
+    same_bank: int = 0
     cache: int
     fill: float
+
+    @property
+    def rdna(self) -> bool:
+        """Whether matrix products occupy the vector unit, and transcendentals have a unit of their own."""
+        return self.lanes == 32
 
 
 _RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
@@ -66,7 +77,8 @@ RATES = {
     **dict.fromkeys(("RDNA1", "RDNA2"), replace(_RDNA, cache=16 << 10, fill=25)),
     # RDNA 3 multiplies INT8 as fast as 16 bits; RDNA 4 multiplies INT8 and FP8 twice as fast. AMD's GPUOpen, "Using the
     # Matrix Cores of AMD RDNA 4 architecture GPUs".
-    "RDNA3": replace(_RDNA, by_8=256, by_16=256),
+    # same_bank: measured on gfx1151, in a chain of products (llvm-project#204254).
+    "RDNA3": replace(_RDNA, by_8=256, by_16=256, same_bank=2),
     "RDNA4": replace(_RDNA, by_8=1024, by_16=512),
 }
 
@@ -94,6 +106,15 @@ INSTRUCTIONS = (
     Row(r"v_mul_(lo|hi)_|v_mad_u64", VECTOR, 4),
     Row(r"v_", VECTOR, 1),
 )
+# On RDNA these rows come first.
+RDNA_INSTRUCTIONS = (
+    Row(r"(buffer_gl0|global)_inv", INVALIDATE, 0),
+    Row(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_", TRANS, 4),
+    Row(r"v_(lshl|lshr|ashr)rev_[bi]64", VECTOR, 2),
+    Row(r"v_mad_(co_)?[iu]64_", VECTOR, 4),
+    Row(r"s_(wait|nop|delay|clause|barrier|set|send|sleep|endpgm|load|buffer|c?branch|inst_|trap)", NONE, 0),
+    Row(r"s_", SCALAR, 1),
+)
 
 
 class Cost(NamedTuple):
@@ -117,21 +138,32 @@ def rates(target: str) -> Rates:
 
 def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:
     """The cost of instructions that issue together, without the part that depends on the memory that they access."""
-    row = next((row for row in INSTRUCTIONS if re.match(row.pattern, parts[0].mnemonic)), Row("", NONE, 0))
+    own, name = rates(target), parts[0].mnemonic
+    rows = (*RDNA_INSTRUCTIONS, *INSTRUCTIONS) if own.rdna else INSTRUCTIONS
+    row = next((row for row in rows if re.match(row.pattern, name)), Row("", NONE, 0))
     if row.unit == MATRIX:
-        return Cost(MATRIX, _product(parts[0].mnemonic, target))
-    return Cost(row.unit, row.times * rates(target).passes * len(parts))
+        return Cost(MATRIX, _product(name, target) + own.same_bank * _in_one_bank(parts[0]))
+    return Cost(row.unit, row.times * own.passes * len(parts))
+
+
+def _in_one_bank(product: Instruction) -> bool:
+    """Whether two of the operands A, B and C of a matrix product begin in the same bank of vector registers."""
+    starts = [found[1] % 4 for text in product.operands[1:4] if (found := register(text)) and found[0] == "v"]
+    return len(set(starts)) < len(starts)
 
 
 def shared(touched: list[Array], target: str) -> Cost:
     """The minimum cycles in which the banks serve these bytes, for any order of lanes.
 
-    An instruction that exchanges a word of each lane accesses no bytes and occupies all banks.
+    An instruction that exchanges a word of each lane accesses no bytes and occupies all banks. On RDNA an instruction
+    takes a cycle for each word of a lane, even if few lanes are active.
     """
-    banks, lanes = rates(target).banks, rates(target).lanes
+    own = rates(target)
     if not touched:
-        return Cost(SHARED, -(-lanes // banks))
-    return _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), banks)
+        return Cost(SHARED, -(-own.lanes // own.banks))
+    found = _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), own.banks)
+    words = sum(places.shape[-1] for places in touched) // 4
+    return found._replace(cycles=max(found.cycles, words)) if own.rdna else found
 
 
 @functools.lru_cache(1 << 14)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amdgpu_simulator.isa import targets
 
@@ -12,31 +12,54 @@ class Latencies:
     """Cycles from the end of an instruction in its unit until its result can be used.
 
     memory: a load that misses the first-level cache. cached: a load that hits it. constant: a scalar load. shared: an
-    access of shared memory. matrix, vector: between two instructions of a wave, if the second one needs the result of
-    the first one.
+    access of shared memory. matrix, vector, trans, scalar: between two instructions of a wave, if the second one needs
+    the result of the first one. operand: the same, from a vector or matrix unit to an address or data of shared or
+    global memory. to_scalar: the same, from a vector unit to a scalar instruction or a branch. barrier: from the last
+    wave's arrival until the waves go on. branch: from a taken branch to the next instruction.
     """
 
     memory: int
     cached: int
     constant: int = 200
     shared: int
-    matrix: int = 12
+    matrix: int
     vector: int
+    trans: int = 0
+    scalar: int = 0
+    operand: int = 0
+    to_scalar: int = 0
+    barrier: int = 0
+    branch: int = 0
 
-    def result(self, unit: str) -> int:
-        return self.matrix if unit == "matrix" else self.vector if unit == "vector" else 0
+    def result(self, unit: str, reader: str = "") -> int:
+        """unit, reader: the units of the instruction that computes a value and of the one that needs it."""
+        if reader in _MEMORIES and unit in _VECTORS:
+            return max(self.operand, self._of(unit))
+        if reader in _SCALARS and unit in _VECTORS:
+            return self.to_scalar
+        return self._of(unit)
 
+    def _of(self, unit: str) -> int:
+        return getattr(self, unit) if unit in _RESULTS else 0
+
+
+_RESULTS = ("matrix", "vector", "trans", "scalar")
+_VECTORS, _MEMORIES, _SCALARS = ("vector", "trans", "matrix"), ("shared", "memory"), ("scalar", "branch", "")
 
 # vector: a SIMD of CDNA takes four cycles for an instruction, and the next instruction of the wave can use its result.
-# A SIMD of RDNA takes one cycle, and the result arrives four cycles later. memory, shared: from `python -m
-# amdgpu_simulator calibrate`, which compares simulated cycles with hardware counters of MI300X. For RDNA no counters
-# are published: its numbers are close to published measurements on an idle GPU. cached: close to published measurements
-# on an idle GPU.
-_CDNA = Latencies(memory=800, cached=200, shared=128, vector=0)
-_RDNA = Latencies(memory=500, cached=150, shared=64, vector=4)
+# memory, shared: from `python -m amdgpu_simulator calibrate`, which compares simulated cycles with hardware counters of
+# MI300X.
+_CDNA = Latencies(memory=800, cached=200, shared=128, matrix=12, vector=0)
+# `python -m amdgpu_simulator traces` prints what thread traces of gfx1100 and gfx1200 say about shared, vector, scalar,
+# operand, to_scalar, barrier and branch. trans: LLVM's model of the scheduler, ten cycles with the four in the unit.
+# memory, cached: close to published measurements on an idle GPU. RDNA 1 and 2 have no trace: they have RDNA 3's row.
+_RDNA3 = Latencies(
+    memory=500, cached=150, shared=30, matrix=4, vector=4, trans=6, scalar=1, operand=17, to_scalar=16, barrier=13,
+    branch=8,
+)  # fmt: skip
+_RDNA4 = replace(_RDNA3, scalar=8, barrier=11)
 
-
-_OF = {"CDNA": _CDNA, "RDNA1": _RDNA, "RDNA2": _RDNA, "RDNA3": _RDNA, "RDNA4": _RDNA}
+_OF = {"CDNA": _CDNA, "RDNA1": _RDNA3, "RDNA2": _RDNA3, "RDNA3": _RDNA3, "RDNA4": _RDNA4}
 
 
 def latencies(target: str) -> Latencies:

@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from amdgpu_simulator.clock import cost
+from amdgpu_simulator.clock import cost, registers
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.events import Event
-from amdgpu_simulator.isa.wave import place, register
 
 
 class Executed(NamedTuple):
     """An instruction that a wave executed.
 
-    unit: the unit that it occupies, "end" or "barrier" if the wave stops, "" for none. cycles: how long it occupies the
-    unit; without a unit, the number of issue slots. reads, writes: the rows of vector registers. left: the number of
+    unit: the unit that it occupies, "end" or "barrier" if the wave stops, "branch" for a branch that is taken, "" for
+    none. cycles: how long it occupies the unit; without a unit, the number of issue slots. reads, writes: the rows of
+    vector registers, and on RDNA those of scalar registers (`registers`). left: the number of
     outstanding operations of global, shared and constant memory after it. lines: the cache lines that it accesses;
     private memory has negative numbers. loads: whether it reads these lines. priority: the wave's new priority, -1 if
     unchanged.
@@ -59,6 +59,12 @@ class Record:
         self.cycles: defaultdict[str, float] = defaultdict(float)
         self._groups: list[dict[int, list[Executed]]] = []
         self._static: dict[int, _Static] = {}
+        rates = cost.rates(kernel.target)
+        self._passes, self._rdna = rates.passes, rates.rdna
+
+    def _branches(self, event: Event) -> bool:
+        """Whether an instruction of RDNA continues somewhere else."""
+        return self._rdna and event.wave.pc != event.place + 1
 
     @property
     def groups(self) -> list[list[list[Executed]]]:
@@ -81,12 +87,15 @@ class Record:
         if taken.unit == cost.MEMORY:
             lines = cost.lines(event.memory)
             taken = cost.memory(lines, self.kernel.target)
-        if taken.unit:
+        if taken.cycles:
             self.cycles[taken.unit] += taken.cycles
+        if taken.unit == cost.TRANS:  # it holds the issue of vector instructions for a pass
+            self.cycles[cost.VECTOR] += self._passes
         queues = event.wave.queues
         left = len(queues.vector), len(queues.shared), len(queues.scalar)
+        unit = cost.BRANCH if self._branches(event) else static.unit
         one = Executed(
-            event.status or static.unit, taken.cycles or static.idle, static.reads, static.writes, left,
+            event.status or unit, taken.cycles or static.idle, static.reads, static.writes, left,
             lines, static.loads, static.priority,
         )  # fmt: skip
         self._groups[-1].setdefault(event.wave.index, []).append(one)
@@ -94,29 +103,11 @@ class Record:
 
 def _read(parts: tuple[Instruction, ...], target: str) -> _Static:
     taken = cost.fixed(parts, target)
-    # RDNA executes matrix products in its vector units.
-    unit = cost.VECTOR if taken.unit == cost.MATRIX and cost.rates(target).lanes == 32 else taken.unit
     name = parts[0].mnemonic
     idle = int(parts[0].operands[0]) if name == "s_nop" else 0
     priority = int(parts[0].operands[0]) if name == "s_setprio" else -1
-    registers = [_registers(part) for part in parts]
-    reads = tuple(row for one, _ in registers for row in one)
-    writes = tuple(row for _, one in registers for row in one)
-    return _Static(taken, unit, idle, priority, "load" in name, reads, writes)
-
-
-def _registers(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows of vector registers that an instruction reads and writes. A load writes none here, because its wave waits
-    for it.
-    """
-    name = instruction.mnemonic
-    rows = [_rows(text.strip("-|")) for text in instruction.operands]
-    if not name.startswith("v_") or name.startswith(("v_cmp", "v_read")):
-        return sum(rows, ()), ()
-    accumulates = name.startswith(("v_fmac", "v_mac", "v_dot2c", "v_pk_fmac", "v_swap", "v_dual_fmac"))
-    return sum(rows[0 if accumulates else 1 :], ()), rows[0] if rows else ()
-
-
-def _rows(text: str) -> tuple[int, ...]:
-    found = register(text)
-    return tuple(range(place(text), place(text) + found[2])) if found and found[0] in "va" else ()
+    touch = registers.all_rows if cost.rates(target).rdna else registers.vector_rows
+    rows = [touch(part) for part in parts]
+    reads = tuple(row for read, _ in rows for row in read)
+    writes = tuple(row for _, written in rows for row in written)
+    return _Static(taken, taken.unit, idle, priority, "load" in name, reads, writes)

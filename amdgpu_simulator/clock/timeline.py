@@ -6,12 +6,13 @@ units.
 A wave issues in order. Its next instruction begins when three things are true: the instructions that compute its
 operands are done, as few memory operations are under way as it waits for, and its unit is free. Of waves that want one
 unit at the same time, the one of the highest priority (s_setprio) goes first, then the oldest. Each SIMD has a matrix
-and a vector unit; each compute unit has one unit for shared memory and one for global memory (`caches`). `cost` says
-how long an instruction holds a unit, `latencies` how long its result takes. The resident work groups are copies of one.
-On RDNA they share a work group processor, which is two compute units.
+and a vector unit; each compute unit has one unit for shared memory and one for global memory (`caches`). On RDNA a SIMD
+has a scalar unit and one for transcendentals too, and a matrix product occupies the vector unit. `cost` says how long
+an instruction holds a unit, `latencies` how long its result takes. The resident work groups are copies of one. On RDNA
+they share a work group processor, which is two compute units.
 
-Not modelled: other compute units, instruction fetch, dependencies through scalar registers, and the part of shared
-memory's time that loads straight to shared memory take.
+Not modelled: other compute units, instruction fetch, on CDNA dependencies through scalar registers, and the part of
+shared memory's time that loads straight to shared memory take.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from itertools import islice
 
 from amdgpu_simulator.clock import cost
 from amdgpu_simulator.clock.caches import Caches
+from amdgpu_simulator.clock.cost import Rates
 from amdgpu_simulator.clock.latencies import Latencies, latencies
 from amdgpu_simulator.clock.record import Executed
 
@@ -35,14 +37,25 @@ class _Player:
     SIMD.
     """
 
-    def __init__(self, trace: Sequence[Executed], simd: int, unit: int, group: int, start: float) -> None:
+    def __init__(self, trace: Sequence[Executed], simd: int, rates: Rates, group: int, start: float) -> None:
+        # The units that an instruction of a unit needs.
+        unit = simd // rates.simds  # the compute unit
+        vector = (cost.VECTOR, simd)
+        self._units: dict[str, tuple[Unit, ...]] = {
+            cost.MATRIX: ((cost.MATRIX, simd), vector),
+            cost.TRANS: ((cost.TRANS, simd), vector),
+            cost.VECTOR: (vector,),
+            cost.SCALAR: ((cost.SCALAR, simd),),
+            cost.SHARED: ((cost.SHARED, unit),),
+            cost.MEMORY: ((cost.MEMORY, unit),),
+        }
+        self._rdna = rates.rdna
         self._trace = iter(trace)
         self.one = next(self._trace)
         self.time = start
         self.priority = 0
         self.group = group
-        self._simd = simd
-        self._unit = unit  # the compute unit
+        self._unit = unit
         self._ready: dict[int, tuple[float, str]] = {}  # row -> (cycle of the result, unit)
         self._queues: tuple[deque[float], ...] = (deque(), deque(), deque())  # ends of outstanding operations
 
@@ -53,22 +66,17 @@ class _Player:
     def begins(self, free: Mapping[Unit, float], result: Latencies) -> float:
         """The cycle at which the next instruction can begin."""
         one = self.one
-        begin = max(self.time, *(free.get(unit, 0) for unit in self._needs()))
+        begin = self.time
+        for unit in self._units.get(one.unit, ()):
+            begin = max(begin, free.get(unit, 0))
         for row in one.reads:
-            end, unit = self._ready.get(row, (0, ""))
+            end, computed = self._ready.get(row, (0, ""))
             # An accumulating product need not wait for the result of the previous product.
-            chained = unit == one.unit == cost.MATRIX and row in one.writes
-            begin = max(begin, end if chained else end + result.result(unit))
+            chained = computed == one.unit == cost.MATRIX and row in one.writes
+            begin = max(begin, end if chained else end + result.result(computed, one.unit))
         for queue, left in zip(self._queues, one.left, strict=True):
             begin = max(begin, *islice(queue, max(0, len(queue) - left)), 0)
         return begin
-
-    def _needs(self) -> tuple[Unit, ...]:
-        """The units that the next instruction needs. Vector and matrix instructions of a SIMD issue one at a time."""
-        unit = self.one.unit
-        if unit == cost.MATRIX:
-            return (cost.MATRIX, self._simd), (cost.VECTOR, self._simd)
-        return ((unit, self._simd if unit == cost.VECTOR else self._unit),)
 
     def execute(self, begin: float, free: dict[Unit, float], issue: int, caches: Caches, result: Latencies) -> None:
         one = self.one
@@ -76,9 +84,15 @@ class _Player:
         self.time = begin + issue
         if one.priority >= 0:
             self.priority = one.priority
-        if one.unit:
-            for unit in self._needs():
-                free[unit] = end if unit[0] == one.unit else self.time
+        if needs := self._units.get(one.unit):
+            for unit in needs:
+                # Vector and matrix instructions of a SIMD issue one at a time. RDNA multiplies in its vector unit.
+                holds = unit[0] == one.unit or (self._rdna and one.unit == cost.MATRIX)
+                free[unit] = end if holds else self.time
+        elif one.unit == cost.BRANCH:
+            self.time += result.branch
+        elif one.unit == cost.INVALIDATE:
+            caches.empty(self._unit)
         else:
             self.time += issue * one.cycles
         for row in one.writes:
@@ -100,11 +114,13 @@ def play(
     *,
     apart: int = 0,
     fill: float | None = None,
+    issued: dict[int, list[float]] | None = None,
 ) -> float:
     """Cycles until `resident` copies of a work group have ended, if they start `apart` cycles after each other.
 
     fill: the bytes per cycle that a compute unit gets from memory, where the copies load different lines (default: they
-    load the same lines, which come from the next cache).
+    load the same lines, which come from the next cache). issued: receives for each wave the cycles at which its
+    instructions begin.
 
     Raises ValueError if a wave waits at a barrier that another wave of its group never reaches.
     """
@@ -112,7 +128,7 @@ def play(
     result = result or latencies(target)
     simds, size = rates.simds * rates.units, len(group)
     waves = [
-        _Player(trace, number % simds, number % simds // rates.simds, number // size, float(apart * (number // size)))
+        _Player(trace, number % simds, rates, number // size, float(apart * (number // size)))
         for number, trace in enumerate([*group] * resident)
     ]
     caches = Caches(rates if fill is None else replace(rates, fill=fill), result, shared=fill is None)
@@ -128,16 +144,19 @@ def play(
             heappush(coming, (begin, -wave.priority, number))
             continue
         wave.execute(begin, free, rates.passes, caches, result)
+        if issued is not None:
+            issued.setdefault(number, []).append(begin)
         if wave.one.unit == "end":
             continue
-        go = [number]
+        go, time = [number], wave.time
         if wave.one.unit == "barrier":
             there = parked[wave.group]
             there.append(number)
             go, parked[wave.group] = (there, []) if len(there) == size else ([], there)
+            time += result.barrier
         for one in go:
-            waves[one].proceed(wave.time)
-            heappush(coming, (wave.time, -waves[one].priority, one))
+            waves[one].proceed(time)
+            heappush(coming, (time, -waves[one].priority, one))
     if waiting := sum(map(len, parked)):
         raise ValueError(f"{waiting} of {len(waves)} waves wait at a barrier that others never come to")
     return max(wave.time for wave in waves)

@@ -12,7 +12,7 @@ from amdgpu_simulator.tests.test_isa import KERNEL
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent
 CORE = ("isa", "clock", "hip")
-SHIPPED = ("__init__", "__main__", "coverage", "debian")
+SHIPPED = ("__init__", "__main__", "coverage", "debian", "thread_trace", "traces")
 
 
 def _names(paths: list[Path]) -> dict[str, Path]:

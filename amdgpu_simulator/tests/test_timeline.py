@@ -13,7 +13,7 @@ from amdgpu_simulator.isa import machine
 from amdgpu_simulator.tests.test_isa import kernel, run
 
 NOTHING = (0, 0, 0)
-PLAIN = Latencies(memory=500, cached=500, shared=64, vector=4)
+PLAIN = Latencies(memory=500, cached=500, shared=64, matrix=12, vector=4)
 END = Executed("end", 0, (), (), NOTHING)
 BARRIER = Executed("barrier", 0, (), (), NOTHING)
 
@@ -206,7 +206,7 @@ def test_the_record_of_each_instruction() -> None:
 
 
 def test_rdna_multiplies_in_its_vector_units() -> None:
-    record = Record(kernel("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], v[16:23]", "gfx1100"))
+    record = Record(kernel("v_wmma_f32_16x16x16_f16 v[16:23], v[5:12], v[6:13], v[16:23]", "gfx1100"))
     run("", threads=32, program=machine.Program(record.kernel, record))
     (one,) = (one for one in record.groups[0][0] if len(one.writes) == 8)
-    assert (one.unit, one.cycles, record.cycles["matrix"]) == ("vector", 32, 32)
+    assert (one.unit, one.cycles, record.cycles["matrix"]) == ("matrix", 32, 32)
