@@ -17,7 +17,7 @@ from rocm_wheels.matrix.cells import Cell, product
 from rocm_wheels.matrix.names import ParsedWheel
 from rocm_wheels.matrix.versions import Target, Versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import catalogue, hardware
+from rocm_wheels.publish import catalogue, figures, hardware
 from rocm_wheels.publish.hardware import Run
 from rocm_wheels.publish.templates import render
 from rocm_wheels.tables import version_key
@@ -50,6 +50,11 @@ class Published:
 
 def wanted(versions: Versions, matrix_file: Path = ROOT / "create_matrix.py") -> list[Cell]:
     """The combinations of ROCM_MATRIX. Raises DataError if the file does not exist or has none."""
+    return sorted(product(versions, matrix_of(matrix_file))[0])
+
+
+def matrix_of(matrix_file: Path = ROOT / "create_matrix.py") -> Mapping[str, Sequence[str]]:
+    """ROCM_MATRIX of create_matrix.py. Raises DataError if the file does not exist or has none."""
     spec = importlib.util.spec_from_file_location("create_matrix", matrix_file)
     if spec is None or spec.loader is None or not matrix_file.is_file():
         raise DataError(f"{matrix_file} is not there: it says which wheels are wanted")
@@ -58,7 +63,7 @@ def wanted(versions: Versions, matrix_file: Path = ROOT / "create_matrix.py") ->
     matrix = getattr(module, "ROCM_MATRIX", None)
     if not isinstance(matrix, Mapping):
         raise DataError(f"{matrix_file.name} holds no ROCM_MATRIX")
-    return sorted(product(versions, matrix)[0])
+    return matrix
 
 
 def released(releases: Iterable[Mapping[str, Any]], tag: str | None) -> list[str]:
@@ -137,7 +142,7 @@ def save(path: Path, wheels: Sequence[Published]) -> None:
 
 
 def generated(root: Path, versions: Versions) -> dict[Path, str]:
-    """The new contents of README.md, docs/versions.md, CHANGELOG.md and the badges.
+    """The new contents of README.md, docs/versions.md, CHANGELOG.md, the badges, and the pages with figures.
 
     They show what exists and what is verified.
     """
@@ -165,13 +170,14 @@ def generated(root: Path, versions: Versions) -> dict[Path, str]:
     ran = f"{len(devices)} model{'s' * (len(devices) != 1)}" if devices else "not yet"
     ran = f"{on_gpu} of {len(wheels)} wheels" if on_gpu else ran
     published = f"{len(wheels)} published" if wheels else "none yet"
-    return {
+    pages = {
         root / "README.md": readme,
         root / VERSIONS_PAGE: page,
         root / BADGES / "wheels.svg": _badge("wheels", published, bool(wheels)),
         root / BADGES / "amd.svg": _badge("run on AMD GPUs", ran, bool(devices or on_gpu)),
         root / "CHANGELOG.md": changelog,
     }
+    return figures.fill(root, pages, figures.figures(versions, matrix_of()))
 
 
 def _between(name: str, page: str, markers: tuple[str, str], block: str) -> str:

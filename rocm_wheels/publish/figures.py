@@ -1,0 +1,117 @@
+"""Figures in the docs that follow from the data: ranges of versions, counts of kernels, wheels and jobs.
+
+A page holds each between two comments, `<!--=torch-->2.5 to 2.15<!--/-->`. `coverage --readme` writes it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rocm_wheels.compile import sources
+from rocm_wheels.compile.asm import package as assembly
+from rocm_wheels.compile.ck import instances
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import rows
+from rocm_wheels.matrix.platforms import PLATFORMS
+from rocm_wheels.matrix.rows import Row
+from rocm_wheels.matrix.select import select
+from rocm_wheels.matrix.targets import has_kernels, universal
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.tables import version_key
+
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "candle-flash-rocm/README.md")
+_PLACE = re.compile(r"(<!--=([\w.-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
+_WHEEL_MINUTES = 10  # of a job, an estimate: torch for ROCm is several GB
+_JOBS_AT_ONCE = 20  # on a free plan of GitHub
+OTHER_MINUTES = 15 + 10 + 145 + 120  # limits of the jobs that each run once: draft, matrix, trend, publish
+_KINDS = ("triton", "ck", "asm")  # compilers
+
+
+def figures(versions: Versions, matrix: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Name -> figure. matrix: ROCM_MATRIX of create_matrix.py."""
+    selected = select(versions, {"rocm": matrix})
+    made = rows.rows(versions, selected.cells, None, selected.universals)
+    wheels, gpu = made["wheels"], made["gpu"]
+    stores = {target: _kernels(versions, target) for target in universal(versions, None)}
+    seconds = [_seconds(versions, row) for row in made["kernels"]]
+    limits = versions.jobs
+    longest = (
+        math.ceil(len(seconds) / _JOBS_AT_ONCE) * limits.kernel_minutes
+        + math.ceil(len(wheels) / _JOBS_AT_ONCE) * limits.wheel_minutes
+        + len(gpu) * limits.gpu_minutes
+        + OTHER_MINUTES
+    )
+    checks = sources.module("diagnosis.selftest.cases").cases()
+    counted = {
+        "universal-names": len(selected.universals),
+        "kernel-jobs": len(seconds),
+        "wheel-jobs": len(wheels),
+        "gpu-jobs": len(gpu),
+        "compile-minutes": math.ceil(max(seconds) / 60),
+        "wheel-hours": round(len(wheels) * _WHEEL_MINUTES / 60),
+        "selftest-checks": len(checks),
+        "selftest-checks-cpu": sum(case.on_cpu for case in checks),
+        **{f"wheels-{name}": sum(cell.backend == name for cell in selected.cells) for name in versions.backends},
+        **{f"targets-{name}": len(universal(versions, None, platform=name)) for name in PLATFORMS},
+        **{f"kernels-{name}": sum(count[name] for count in stores.values()) for name in _KINDS},
+        **{f"kernels-{name}-{target}": store[name] for target, store in stores.items() for name in _KINDS},
+        **{f"ck-{name}": count for name, count in Counter(each.op for each in instances.table()).items()},
+    }
+    return {
+        "torch": _span(".".join(version.split(".")[:2]) for version in versions.torch),
+        "python": _span(versions.python),
+        "rocm": _span(versions.rocm),
+        "compile-hours": f"{sum(seconds) / 3600:.1f}",
+        "wheel-hours-at-once": f"{len(wheels) * _WHEEL_MINUTES / 60 / _JOBS_AT_ONCE:.1f}",
+        "longest-hours": f"{longest / 60:.1f}",
+        **{name: str(count) for name, count in counted.items()},
+    }
+
+
+def fill(root: Path, pages: Mapping[Path, str], known: Mapping[str, str]) -> dict[Path, str]:
+    """Writes the figures into the texts of `pages`, and of the other pages of a repository that hold any. Raises
+    DataError for a figure that is not known.
+    """
+    filled = dict(pages)
+    for path in (path for pattern in PAGES for path in sorted(root.glob(pattern))):
+        text = filled.get(path) or path.read_text(encoding="utf-8")
+        for _, name, *_ in _PLACE.findall(text):
+            if name not in known:
+                raise DataError(f"{path}: there is no figure {name!r}", remedy=f"Known figures: {', '.join(known)}.")
+        new = _PLACE.sub(lambda match: f"{match[1]}{known[match[2]]}{match[4]}", text)
+        if path in filled or new != text:
+            filled[path] = new
+    return filled
+
+
+def outside(page: str) -> str:
+    """A page without its figures."""
+    return _PLACE.sub("", page)
+
+
+def _kernels(versions: Versions, target: str) -> dict[str, int]:
+    """Compiler -> its kernels in the store of a GPU target in the universal wheel."""
+    of_gpu = sources.module("kernels.targets").get(target)
+    ck = has_kernels(versions, target, "ck")
+    return {
+        "triton": len(sources.module("kernels.variants").table(target)),
+        "ck": sum(ck and not of_gpu.loses_range(instance.dtype) for instance in instances.table()),
+        "asm": sum(each.target == target for each in assembly.load().objects),
+    }
+
+
+def _seconds(versions: Versions, row: Row) -> float:
+    """The estimated core seconds of a job that compiles kernels."""
+    kernels, backends = _kernels(versions, str(row["target"])), versions.backends
+    names = ("ck", "triton") if row["backend"] == "ck" else ("triton",)
+    shards = int(str(row["shard"]).partition("/")[2])
+    return sum(kernels[name] * backends[name].kernel_seconds for name in names) / shards
+
+
+def _span(versions: Iterable[str]) -> str:
+    ordered = sorted(versions, key=version_key)
+    return f"{ordered[0]} to {ordered[-1]}"
