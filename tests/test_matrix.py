@@ -416,6 +416,22 @@ def test_adding_a_version_is_the_edit_that_the_documentation_shows(tmp_path: Pat
     assert "torch 2.9.1 has no wheels for ROCm 6.1" in done.stderr
 
 
+def test_the_documented_table_of_a_new_torch_can_be_planned(tmp_path: Path) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    (table,) = re.findall(r"(?ms)^```toml\n(.*?)^```", page)
+    (command,) = re.findall(r"(?m)^    \./build_rocm\.sh (2\.8\.3 .* --plan)$", page)
+    for folder in ("rocm_wheels", "flash_attn_src/flash_attn"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "build_rocm.sh", tmp_path)
+    typed = [tmp_path / "build_rocm.sh", *command.split()]
+    before = subprocess.run(typed, capture_output=True, text=True, check=False)
+    assert "torch '2.99.0' is newer than this checkout knows" in before.stderr, "the page adds what exists"
+    with (tmp_path / "rocm_wheels/versions.toml").open("a", encoding="utf-8") as file:
+        file.write(f"\n{table}")
+    done = subprocess.run(typed, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["label"] == "rocm72torch2.99"
+
+
 def test_the_universal_wheel_is_tested_under_every_python() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--print-build-identifiers", "flash_attn_src"],
