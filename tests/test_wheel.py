@@ -356,7 +356,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
             ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"],
         ),
         ("flash_attn_4", ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]),
-        ("sageattention", ["sageattention/__init__.py"]),
+        ("sageattention", ["sageattention/__init__.py", "sageattention/core.py"]),
     ],
 )
 def test_the_interface_wheel_of_a_wheel(

@@ -22,7 +22,7 @@ def interface() -> metadata.Distribution:
 
 def test_it_owns_its_module_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
     files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
-    assert files == ["sageattention/__init__.py"]
+    assert sorted(files) == ["sageattention/__init__.py", "sageattention/core.py"]
     assert not {*files} & {*map(str, dist.files or ())}
 
 

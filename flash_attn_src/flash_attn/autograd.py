@@ -43,7 +43,7 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     if is_transformed():
         out, softmax_lse = second_derivative.transformed(call)
         return (out, softmax_lse.detach(), q.new_empty((0,))) if wanted else out
-    is_padded = bool(head_dim % _HEAD_DIM_STEP or head_dim_v % _HEAD_DIM_STEP)
+    is_padded = head_dim % _HEAD_DIM_STEP != 0 or head_dim_v % _HEAD_DIM_STEP != 0
     if is_padded or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
     if call.softmax_scale is None:

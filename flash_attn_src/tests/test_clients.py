@@ -24,7 +24,7 @@ from rocm_wheels.wheel import assemble, hub
 _TESTS = Path(__file__).resolve().parent
 _ROOT = _TESTS.parent.parent
 VERSIONS = ("2.6.3", "2.7.4", "2.8.3")
-INTERFACES = ("flash_attn_3", "flash_attn_4")
+INTERFACES = ("flash_attn_3", "flash_attn_4", "sageattention")
 LABEL = "rocm62torch2.5triton"
 
 
@@ -56,7 +56,7 @@ class Clients:
         return self._built(_TESTS.parent, version)
 
     def _interface(self, name: str) -> Path:
-        """The wheel of flash-attn-3 or flash-attn-4."""
+        """The wheel of flash-attn-3, flash-attn-4 or sageattention."""
         return self._built(_TESTS.parent / name, VERSIONS[-1])
 
     def _built(self, source: Path, version: str) -> Path:
@@ -159,6 +159,12 @@ def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, t
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
 def test_diffusers(clients: Clients, version: str) -> None:
     assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version=version)
+
+
+def test_sageattention_in_diffusers(clients: Clients) -> None:
+    said = clients.run("clients-transformers-5", "with_sageattention.py")
+    assert said.count("backend ") == 6
+    assert said.count("model: ") == 2
 
 
 @pytest.mark.long

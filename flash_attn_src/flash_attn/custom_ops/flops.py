@@ -20,7 +20,7 @@ _COUNTER = "torch.utils.flop_counter"
 # op -> products of its kind in units of a forward's
 _COSTS = {
     "_flash_attn_forward": 1, "_flash_attn_varlen_forward": 1, "_extended_forward": 1, "_fp8_forward": 1,
-    "_flash_attn_with_kvcache": 1,
+    "_flash_attn_with_kvcache": 1, "_int8_forward": 1, "_int8_varlen_forward": 1,
     "_flash_attn_backward": 2, "_flash_attn_varlen_backward": 2, "_bias_backward": 2,
 }  # fmt: skip
 
@@ -87,7 +87,9 @@ def _formula(op: Any, cost: int) -> Any:
 
 def _register(counter: Any) -> None:
     for name, cost in _COSTS.items():
-        op = getattr(torch.ops.flash_attn, name)
+        op = getattr(torch.ops.flash_attn, name, None)
+        if op is None:
+            continue
         if op not in counter.flop_registry:
             counter.register_flop_formula(op, get_raw=True)(_formula(op, cost))
 
@@ -127,5 +129,5 @@ def offer() -> None:
     counter = sys.modules.get(_COUNTER)
     if counter is not None:
         _register(counter)
-    else:
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -139,7 +139,7 @@ def attention(
     else:
         out = flash_attn_func(
             q, k, v, dropout_p, scale, causal, window, deterministic=deterministic,
-            attn_bias=None if attn_mask is None else _bias(attn_mask, query, seqlen_k),
+            attn_bias=None if attn_mask is None else as_bias(attn_mask, query.dtype, len(shape), seqlen_q, seqlen_k),
         )  # fmt: skip
     assert isinstance(out, torch.Tensor)
     return _laid_out(out.transpose(1, 2) if has_heads else out.squeeze(2), query)
@@ -178,13 +178,16 @@ def _is_checked(
     )
 
 
-def _bias(attn_mask: torch.Tensor, query: torch.Tensor, seqlen_k: int) -> torch.Tensor:
-    """The mask as a bias (1 or batch, 1 or heads, seqlen_q, seqlen_k). Shared axes take no memory."""
+def as_bias(attn_mask: torch.Tensor, dtype: torch.dtype, ndim: int, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+    """The mask as a bias (1 or batch, 1 or heads, seqlen_q, seqlen_k). Shared axes take no memory.
+
+    dtype: the queries' type. ndim: 4, or 3 where the mask is that of (batch, seqlen_q, seqlen_k).
+    """
     if attn_mask.dtype == torch.bool:  # True: the key is seen
-        bias = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
+        bias = torch.zeros(attn_mask.shape, dtype=dtype, device=attn_mask.device)
         attn_mask = bias.masked_fill_(attn_mask.logical_not(), -torch.inf)
-    if query.dim() == 3 and attn_mask.dim() == 3:
+    if ndim == 3 and attn_mask.dim() == 3:
         attn_mask = attn_mask.unsqueeze(1)
     while attn_mask.dim() < 4:
         attn_mask = attn_mask.unsqueeze(0)
-    return attn_mask.expand(-1, -1, query.shape[-2], seqlen_k)
+    return attn_mask.expand(-1, -1, seqlen_q, seqlen_k)

@@ -30,5 +30,6 @@ def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.
     """See `protocol.Backend.int8_forward`."""
     with torch.no_grad():
         q, k = round_trip(call.q, QUERY_ROWS, None), round_trip(call.k, KEY_ROWS, mean)
-        result = attention.forward(replace(call, q=q, k=k, v=call.v.float()))
-        return result.out.to(call.q.dtype), result.softmax_lse
+        result = attention.forward(replace(call, q=q, k=k, v=call.v.float(), out=None))
+        out = result.out.to(call.q.dtype)
+        return (out if call.out is None else call.out.copy_(out)), result.softmax_lse

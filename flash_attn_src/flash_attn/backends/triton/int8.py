@@ -21,7 +21,7 @@ def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.
     q8, q_scales = _cast("int8-cast-q", q, None)
     k8, k_scales = _cast("int8-cast-k", k, mean)
     v, v_strides = rows(v, vec)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if call.out is None else call.out
     lse, lse_b, lse_h = lse_of(call)
     kernel = find_one("int8-fwd", index, q.dtype, head_dim)
     left, right = window_of(call)
