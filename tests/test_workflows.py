@@ -104,7 +104,7 @@ def test_the_inputs_of_the_reusable_build() -> None:
     for name in ("flash-attn-version", "python-version", "torch-version", "rocm-version"):
         assert inputs[name]["required"] is True
     defaults = {name: entry["default"] for name, entry in inputs.items() if not entry.get("required")}
-    assert defaults["runner"] == "ubuntu-22.04"
+    assert defaults["runner"] == "ubuntu-24.04"
     assert defaults["is-upload"] is True
     assert defaults["build-triton-backend"] is False
     assert all(entry["description"] and entry["type"] for entry in inputs.values())
