@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
+from flash_attn.arguments.diagnosis import refuse_gradients
 from flash_attn.autograd import Result
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import (
@@ -105,6 +106,7 @@ def _check_fp8(tensors: tuple[torch.Tensor, ...], descales: Descales, batch: int
                 f"descale_{name}: got {tuple(descale.shape)} on {descale.device}, {descale.layout}, wanted a dense "
                 f"({batch}, {x.shape[-2]}) on {x.device}"
             )
+        refuse_gradients(**{f"descale_{name}": descale})
     if any(small) and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise RuntimeError("FP8 inputs have no gradient: pass fp16, bf16 or fp32, or call under no_grad")
 

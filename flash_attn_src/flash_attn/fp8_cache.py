@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import backends
+from flash_attn.arguments.diagnosis import refuse_gradients
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import CacheCall, Descales
 
@@ -31,6 +32,7 @@ def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -
                 f"{name}: got {descale.dtype} {tuple(descale.shape)} on {descale.device}, wanted torch.float32 "
                 f"({batch}, {heads_k}) on {q.device}"
             )
+        refuse_gradients(**{name: descale})
         found.append(descale)
     q_descale, k_descale, v_descale = found
     return (q_descale, k_descale, v_descale) if is_fp8(k) else None
@@ -39,12 +41,18 @@ def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -
 def has_wide_queries(call: CacheCall, given: Descales) -> bool:
     """Whether a call with these descales has a cache in FP8 and queries in fp16 or bf16.
 
-    Raises NotImplementedError where the call appends keys, because nothing casts them.
+    Raises TypeError where k_descale and v_descale are missing and for queries of another type, and
+    NotImplementedError where the call appends keys, because nothing casts them.
     """
-    if given[0] is given[1] is given[2] is None or not is_fp8(call.k_cache) or is_fp8(call.q):
+    if not isinstance(call.q, torch.Tensor) or not is_fp8(call.k_cache) or is_fp8(call.q):
         return False
-    if not isinstance(call.q, torch.Tensor) or call.q.dtype not in _QUERIES:
-        return False
+    if given[0] is given[1] is given[2] is None:
+        raise TypeError(
+            f"k_cache: got {call.k_cache.dtype} without k_descale and v_descale, wanted them as float32 "
+            "(batch, heads_k): torch.ones(batch, heads_k) for a cache that was cast without factors"
+        )
+    if call.q.dtype not in _QUERIES:
+        raise TypeError(f"q: got {call.q.dtype}, wanted float16 or bfloat16 over a cache of {call.k_cache.dtype}")
     if call.k is not None or call.v is not None:
         raise NotImplementedError(
             f"k, v: got keys to append to a cache of {call.k_cache.dtype}, wanted None with queries of {call.q.dtype}: "

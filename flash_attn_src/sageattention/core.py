@@ -172,7 +172,7 @@ def _options(options: dict[str, Any], sm_scale: float | None) -> tuple[torch.Ten
             if value:
                 raise NotImplementedError(f"dropout_p: got {value}, wanted 0: call scaled_dot_product_attention")
         elif name in _PRECISIONS:
-            if value not in _PRECISIONS[name]:
+            if not any(type(value) is type(known) and value == known for known in _PRECISIONS[name]):
                 raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(map(str, _PRECISIONS[name]))}")
         elif name == "scale":
             if value is not None and sm_scale is not None:

@@ -138,7 +138,7 @@ def test_packed_queries() -> None:
 def test_wrong_calls() -> None:
     q, (k, _), ones = draw(1, 1, 2, 16).bfloat16(), _cache(1, 8, 1, 16, seed=1), torch.ones(1, 1, device=DEVICE)
     attend = flash_attn.flash_attn_with_kvcache
-    with pytest.raises(TypeError, match=r"k_cache: got torch.float8_e4m3fn, wanted float16"):
+    with pytest.raises(TypeError, match=r"k_cache: got torch.float8_e4m3fn without k_descale"):
         attend(q, k, k)
     with pytest.raises(NotImplementedError, match=r"k, v: got keys to append to a cache of torch.float8_e4m3fn"):
         attend(q, k, k, q[:, :, :1], q[:, :, :1], cache_seqlens=3, k_descale=ones)
@@ -150,5 +150,5 @@ def test_wrong_calls() -> None:
         attend(q, k.bfloat16(), k.bfloat16(), k_descale=ones)
     with pytest.raises(ValueError, match=r"q_descale: got a tensor, wanted None as q is torch.bfloat16, not FP8"):
         fa3.flash_attn_with_kvcache(q, k, k, q_descale=ones, k_descale=ones)
-    with pytest.raises(TypeError, match=r"k_cache: got torch.float8_e4m3fn, wanted float16"):
+    with pytest.raises(TypeError, match=r"q: got torch.float32, wanted float16 or bfloat16 over a cache of"):
         attend(q.float(), k, k, k_descale=ones)

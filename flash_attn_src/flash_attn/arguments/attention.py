@@ -148,7 +148,10 @@ def check_varlen(call: AttentionCall) -> None:
     if not fine:
         axes = ("total_k", "heads", "head_dim")
         axes_k = axes if block_table is None else ("pages", "page_size", "heads", "head_dim")
-        diagnose_tensors(q, k, v, ("total_q", "heads", "head_dim"), axes_k)
+        why_k = "cu_seqlens_k" if block_table is None else "block_table"
+        if block_table is not None:
+            check_strided("block_table", block_table, "an int32 tensor")
+        diagnose_tensors(q, k, v, ("total_q", "heads", "head_dim"), axes_k, why_q="cu_seqlens_q", why_k=why_k)
         check_index("cu_seqlens_q", cu_seqlens_q, q, 1)
         check_index("cu_seqlens_k", cu_seqlens_k, q, 1)
         if cu_seqlens_q.numel() == 0 or cu_seqlens_q.shape != cu_seqlens_k.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 
 import torch
@@ -27,7 +28,9 @@ def is_number(value: object) -> bool:
     """
     if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
         return True
-    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__") and getattr(value, "size", 1) == 1
 
 
 def as_int(name: str, value: int | torch.Tensor) -> int:
@@ -67,13 +70,16 @@ def diagnose_tensors(
     name_v: str = "v",
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     dtype_k: torch.dtype | None = None,
+    why_q: str = "",
+    why_k: str = "",
 ) -> None:
-    """dtype_k: the type of k and v where it is not the type of q."""
+    """dtype_k: the type of k and v where it is not the type of q. why_q, why_k: arguments that ask for these axes."""
     axes_k = axes_k or axes_q
-    for name, x, axes in (("q", q, axes_q), (name_k, k, axes_k), (name_v, v, axes_k)):
+    for name, x, axes, why in (("q", q, axes_q, why_q), (name_k, k, axes_k, why_k), (name_v, v, axes_k, why_k)):
         check_strided(name, x)
         if x.dim() != len(axes):
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
+            with_ = f" with {why}" if why else ""
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)}){with_}")
         if dtype_k is not None and x is not q:
             if x.dtype is not dtype_k:
                 raise TypeError(f"{name}: got {x.dtype}, wanted {dtype_k} as {name_k} has")
@@ -197,6 +203,15 @@ def diagnose_bias(
         raise NotImplementedError("attn_bias: got a bias and alibi_slopes, wanted one of them: add ALiBi to the bias")
 
 
+def _is_fraction(value: object) -> bool:
+    """Whether value is a number of a type that has fractions, such as 1.0."""
+    if type(value) is bool:
+        return False
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point()
+    return isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+
+
 def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
     """Raises TypeError or ValueError unless softmax_scale is None or a number that fp32 can hold, and unless every
     switch is a bool."""
@@ -208,9 +223,10 @@ def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
                 f"softmax_scale: got {softmax_scale}, wanted 0 or 2**-126 to 2**127 of either sign, as fp32 holds"
             )
     for name, switch in switches.items():
-        # Accepts 0, 1 and numpy's bool as False and True, but no string, because every non-empty string is true.
+        # Accepts 0, 1 and numpy's bool as False and True, but no string, because every non-empty string is true, and no
+        # fraction, which stands in the place of another argument.
         try:
-            fine = not isinstance(switch, (str, bytes)) and switch in (False, True)
+            fine = not _is_fraction(switch) and not isinstance(switch, (str, bytes)) and switch in (False, True)
         except (RuntimeError, TypeError, ValueError):  # of several elements
             fine = False
         if not fine:

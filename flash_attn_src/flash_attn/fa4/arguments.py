@@ -78,4 +78,4 @@ def mask_of(window_size: OpenWindow, causal: bool) -> Mask:
 
 def keeps_gradients(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd records a call with these tensors."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)

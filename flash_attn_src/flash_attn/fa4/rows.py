@@ -52,7 +52,9 @@ def packed(name: str, x: torch.Tensor, cu_seqlens: torch.Tensor | None, longest:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
     if x.dim() != (4 if cu_seqlens is None else 3):
-        axes = "(batch, seqlen, heads, head_dim)" if cu_seqlens is None else f"(total_{name}, heads, head_dim)"
+        axes = "(batch, seqlen, heads, head_dim)"
+        if cu_seqlens is not None:
+            axes = f"(total_{name}, heads, head_dim) with cu_seqlens_{name}"
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {axes}")
     if cu_seqlens is not None:
         check_index(f"cu_seqlens_{name}", cu_seqlens, x, 1)
