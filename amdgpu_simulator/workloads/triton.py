@@ -11,11 +11,13 @@ from flash_attn.backends.triton.kernels import FP8_TYPES
 from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels import tuning
+from flash_attn.kernels.operation import SPARSE_BLOCK
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.value_dims import LATENT_DIM
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.store import Store
+from flash_attn.sparse import BlockMask, flash_attn_block_sparse_func
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
@@ -40,12 +42,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "alibi": {"alibi_slopes": torch.ones(1)},
     "dropout": {"dropout_p": 0.1},
     "softcap": {"softcap": 20.0},
+    "blocks": {},
 }
 
 
 def parse_kernel(name: str) -> Variant:
     """The kernel variant with this name. Raises ValueError if this module has no call that runs it."""
-    ops = (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS), *_CACHES)
+    ops = (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS), *(f"sparse-{op}" for op in _PRODUCTS), *_CACHES)
     for row in (OPERATIONS[op] for op in ops if op in OPERATIONS):
         for dtype in (*DTYPES, *FP8_TYPES.values()):
             for kind in row.kinds_of(dtype):
@@ -125,7 +128,7 @@ def _workload(
     head_dim: int | None = None,
     has_values: bool = False,
 ) -> Workload:
-    op = variant.op.removesuffix("-v")
+    op = variant.op.removesuffix("-v").removeprefix("sparse-")
     of_keys, of_values = (_PRODUCTS | _CACHES)[op]
     columns = of_keys * _key_dim(variant) + of_values * _value_dim(variant)
     tile_rows = entry["constants"]["BLOCK_N" if op == "bwd-dkdv" else "BLOCK_M"]
@@ -169,13 +172,14 @@ def _value_dim(variant: Variant) -> int:
 
 
 def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int | None) -> None:
-    lengths = (length, rows, rows) if variant.op.startswith("bwd-dkdv") else (rows, length, length)
+    is_backward = variant.op.removeprefix("sparse-").startswith("bwd")
+    lengths = (length, rows, rows) if "bwd-dkdv" in variant.op else (rows, length, length)
     widths = (head_dim or variant.block_d, head_dim or variant.block_d, head_dim or _value_dim(variant))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, n, 1, width, generator=generator)
         .to(DTYPES.get(variant.dtype, torch.bfloat16))
-        .requires_grad_(variant.op.startswith("bwd"))
+        .requires_grad_(is_backward)
         for n, width in zip(lengths, widths, strict=True)
     )
     options = dict(_OPTIONS[variant.kind])
@@ -186,10 +190,14 @@ def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int 
     if variant.op == "int8-fwd":
         flash_attn_int8_func(q, k, v, causal=causal)
         return
-    function = flash_attn_fp8_func if variant.op == "fp8-fwd" else flash_attn_func
-    out = function(q, k, v, window_size=window, **options)
+    if variant.kind == "blocks":  # all of them are visible
+        seen = torch.ones(1, 1, -(-q.shape[1] // SPARSE_BLOCK), -(-k.shape[1] // SPARSE_BLOCK), dtype=torch.bool)
+        out = flash_attn_block_sparse_func(q, k, v, BlockMask(seen, (SPARSE_BLOCK, SPARSE_BLOCK)), window_size=window)
+    else:
+        function = flash_attn_fp8_func if variant.op == "fp8-fwd" else flash_attn_func
+        out = function(q, k, v, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
-    if variant.op.startswith("bwd"):
+    if is_backward:
         torch.autograd.backward(out.sum())
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from flash_attn.block_mask import BlockMask
+
 Window = tuple[int, int]
 Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -69,6 +71,7 @@ class AttentionCall:
                        of the softmax and has no value
     attn_bias          q's dtype or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k): added to the scores after
                        softcap, -inf hides a key; dense tensors only, without dropout and ALiBi
+    block_mask         which blocks of keys a block of queries sees; dense tensors only, on Triton and on a CPU
     """
 
     q: torch.Tensor
@@ -94,6 +97,7 @@ class AttentionCall:
     descales: Descales | None = None
     s_aux: torch.Tensor | None = None
     attn_bias: torch.Tensor | None = None
+    block_mask: BlockMask | None = None
 
     @property
     def scale(self) -> float:

@@ -19,7 +19,7 @@ LAYERS = (
     ("kernels", "_launcher"),
     ("runtime",),
     ("api",),
-    ("calls", "memory"),
+    ("block_mask", "calls", "memory"),
     ("arguments",),
     ("rng", "dmask", "tracing"),
     ("backends",),

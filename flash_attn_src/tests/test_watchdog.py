@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from flash_attn.backends import triton as backend
+from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall, CacheCall, GradientCall
 from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
@@ -56,6 +57,10 @@ def _call(name: str) -> AttentionCall:
     if name in _BIASES:
         call = AttentionCall(*(torch.randn(2, rows, heads, 16) for rows, heads in _OF_BIAS), 0.25, causal=True)
         call.attn_bias = torch.randn(*_BIASES[name], _OF_BIAS[0][0], _OF_BIAS[1][0])
+    if name == "blocks":
+        q, k, v = torch.randn(2, 100, 2, 16), torch.randn(2, 150, 1, 16), torch.randn(2, 150, 1, 16)
+        call = AttentionCall(q, k, v, 0.25, causal=True)
+        call.block_mask = BlockMask(torch.rand(2, 2, 2, 3) < 0.6, (64, 64))
     if name in ("varlen", "packed blocks"):
         lengths_q, lengths_k = ((15, 25), (35, 45)) if name == "varlen" else ((1, 2, 37), (3, 1, 76))
         call.q, call.k, call.v = (x.flatten(0, 1) for x in (q, k, v))
@@ -113,7 +118,7 @@ def _results(name: str) -> list[torch.Tensor]:
 @_interpreted
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize(
-    "name", ["causal", "window", "alibi", "dropout", "varlen", "packed blocks", "paged", *_BIASES, *_CACHES]
+    "name", ["causal", "window", "alibi", "dropout", "varlen", "packed blocks", "paged", "blocks", *_BIASES, *_CACHES]
 )
 def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_LIMIT, "0")
@@ -132,7 +137,7 @@ def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], m
             assert sum(pieces) == count
             assert len(pieces) > 1
             assert max(pieces) <= _LARGEST.get(name, 3)
-        elif op.startswith(("fwd", "bwd-dq", "bwd-dkdv")):
+        elif op.removeprefix("sparse-").startswith(("fwd", "bwd-dq", "bwd-dkdv")):
             assert count > 3
             assert pieces == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
         else:
@@ -228,7 +233,8 @@ def test_the_arguments_are_those_of_the_kernels() -> None:
             assert tuple(names) == (*slices.POINTERS[row.function], *slices.NUMBERS[row.function])
             continue
         bias = watchdog.BIAS_ARGUMENTS if "stride_sb" in row.kinds_of_argument else ()
-        wanted = (*watchdog.ARGUMENTS[row.function], *bias)
+        blocks = watchdog.LIST_ARGUMENTS if "lists_b" in row.kinds_of_argument else ()
+        wanted = (*watchdog.ARGUMENTS[row.function], *bias, *blocks)
         assert tuple(names[-len(wanted) :]) == wanted, row.name
 
 

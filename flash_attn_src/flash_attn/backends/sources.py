@@ -10,7 +10,7 @@ from flash_attn.backends import asm, choice
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
-from flash_attn.kernels.providers import ASM, CK, DEFAULT, FLUSHED, LARGEST, TRITON, TRITON_ALONE, Row
+from flash_attn.kernels.providers import ASM, BLOCKS, CK, DEFAULT, FLUSHED, LARGEST, TRITON, TRITON_ALONE, Row
 from flash_attn.runtime import device
 from flash_attn.runtime.environment import KERNEL_SOURCE
 
@@ -113,6 +113,8 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
+    if call.block_mask is not None:
+        return BLOCKS
     if _is_flushed(call.q):
         return FLUSHED
     default = TRITON_ALONE if _for_triton_alone(call.q, call.v) else DEFAULT

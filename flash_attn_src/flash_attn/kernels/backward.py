@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flash_attn.kernels.blocks import hide_blocks
 from flash_attn.kernels.common import LOG2E, shifted
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
 from flash_attn.kernels.scores import apply_mask, load_bias, modified, unmodified
@@ -105,12 +106,17 @@ def grad_scores(
     # b_p: [BLOCK_M, BLOCK_N], with USE_TRANSPOSE [BLOCK_N, BLOCK_M]
     if MOD.SCORE_MOD == "bias":
         b_p = tl.exp2((b_s + b_bias - b_lse) * LOG2E - shifted(b_lost, P_SHIFT))
-    elif MOD.SCORE_MOD == "plain" or MOD.SCORE_MOD == "dropout":
+    elif (MOD.SCORE_MOD == "plain" or MOD.SCORE_MOD == "dropout") or MOD.SCORE_MOD == "blocks":
         b_p = tl.exp2(b_s * (scores.scale * LOG2E) - shifted(b_lse * LOG2E, P_SHIFT))
     else:
         b_p = tl.exp2(b_s - shifted(b_lse * LOG2E, P_SHIFT))
     if USE_MASK:
         b_p = apply_mask(b_p, 0.0, pos_m, pos_n, bounds)
+        if MOD.SCORE_MOD == "blocks":
+            if USE_TRANSPOSE:
+                b_p = hide_blocks(b_p, 0.0, first, pos_n, bounds, scores)
+            else:
+                b_p = hide_blocks(b_p, 0.0, pos_m, first_col, bounds, scores)
     b_kept = b_p
     b_ds = b_p * (b_dp - b_delta)
     if MOD.SCORE_MOD == "dropout" or MOD.SCORE_MOD == "any":

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.backward import grad_scores, gradient_exponents, power_of_two
+from flash_attn.kernels.blocks import listed, listed_bounds
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_K,
     RUNTIME_ARGUMENTS,
@@ -107,6 +108,7 @@ def _dkdv_block(
 def attn_bwd_dkdv(
     q, k, v, dout, lse, delta, dk, dv,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, norms,
+    tiles, tile_counts, block_mask,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
@@ -114,7 +116,7 @@ def attn_bwd_dkdv(
     stride_lb, stride_lh, stride_ab,
     nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
     n_blocks, planes, chunk, flags,
-    stride_sb, stride_sh, stride_sm,
+    stride_sb, stride_sh, stride_sm, lists_b, lists_h, list_length, block_q, block_k,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
@@ -124,7 +126,8 @@ def attn_bwd_dkdv(
 
     Each head of k and v has `parts` heads of dk and dv, which the caller adds. With more than one part, dk and dv point
     at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units and VALUE_DIM as in
-    `attn_fwd`. USE_PEELING: see `deep_dot`.
+    `attn_fwd`. USE_PEELING: see `deep_dot`. Kind `blocks` as in `attn_fwd`, with a list of blocks of queries for each
+    block of keys of each query head.
     DK_APART: the program computes dv, then dk, in two rounds over the queries. It multiplies q and k twice, and holds
     one accumulator at a time.
     """
@@ -218,15 +221,42 @@ def attn_bwd_dkdv(
             if SCORE_MOD == "bias":
                 p_lost_head += (planes // heads).to(tl.int64) * stride_lb
             plane = batch * nheads + head
-            p_bias, bias_offset, bias_stride = q, batch64, stride_ab
-            if SCORE_MOD == "bias":
-                p_bias, bias_offset = bias, batch64 * stride_sb + head * stride_sh.to(tl.int64)
+            p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
+            if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
+                p_bias = bias if SCORE_MOD == "bias" else block_mask
+                bias_offset = batch64 * stride_sb + head * stride_sh.to(tl.int64)
                 bias_stride = stride_sm
+            p_tiles = tiles
+            if SCORE_MOD == "blocks":
+                mask_q, mask_k = block_q, block_k
+                row = batch64 * lists_b + head * lists_h.to(tl.int64) + n_block
+                p_tiles += row * list_length
+                lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_M)
+                skipped = full_hi - full_lo
             slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
-            scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags)
+            scores = Scores(
+                scale,
+                softcap,
+                slope,
+                p_dropout,
+                rng_state,
+                plane,
+                p_bias,
+                bias_offset,
+                bias_stride,
+                flags,
+                mask_q,
+                mask_k,
+            )
             rows_q = Rows(p_q_head, stride_qm, sq, head_dim, offs_d, offs_t)
             rows_do = Rows(p_do_head, stride_gm, sq, head_dim_v, offs_vd, offs_vt)
-            for m in tl.range(full_lo, full_hi, BLOCK_M):
+            if SCORE_MOD == "blocks":
+                ahead = listed(p_tiles, full_lo, BLOCK_M)
+            for i in tl.range(full_lo, full_hi, BLOCK_M):
+                m = i
+                if SCORE_MOD == "blocks":
+                    m = ahead
+                    ahead = listed(p_tiles, i + BLOCK_M, BLOCK_M)
                 b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
                     b_dk, b_dk_tail, b_dv, b_dv_tail, KeyTiles(b_k, b_k_tail, b_v, b_v_tail), rows_q, rows_k, rows_v,
                     rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,
@@ -237,6 +267,8 @@ def attn_bwd_dkdv(
                 )  # fmt: skip
             for i in tl.range(lo, hi - skipped, BLOCK_M):
                 m = tl.where(i < full_lo, i, i + skipped)
+                if SCORE_MOD == "blocks":
+                    m = listed(p_tiles, m, BLOCK_M)
                 b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
                     b_dk, b_dk_tail, b_dv, b_dv_tail, KeyTiles(b_k, b_k_tail, b_v, b_v_tail), rows_q, rows_k, rows_v,
                     rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,

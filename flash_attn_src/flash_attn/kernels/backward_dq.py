@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.backward import grad_scores, gradient_exponents, lost_by_rounding, power_of_two
+from flash_attn.kernels.blocks import listed, listed_bounds
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_Q,
     HAS_SINKS,
@@ -78,13 +79,14 @@ def _dq_block(
 def attn_bwd_dq(
     q, k, v, out, dout, lse, delta, dq,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, sinks, norms,
+    tiles, tile_counts, block_mask,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
     stride_dqb, stride_dqm, stride_dqh,
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
-    stride_sb, stride_sh, stride_sm,
+    stride_sb, stride_sh, stride_sm, lists_b, lists_h, list_length, block_q, block_k,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
@@ -92,7 +94,8 @@ def attn_bwd_dq(
 ):  # fmt: skip
     """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`.
 
-    With kind `bias` delta has room for a second tensor of its size behind it, which gets `lost_by_rounding`.
+    Kind `blocks` as in `attn_fwd`. With kind `bias` delta has room for a second tensor of its size behind it, which
+    gets `lost_by_rounding`.
     """
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
     BLOCK_V_TAIL: tl.constexpr = 0 if VALUE_DIM else BLOCK_D_TAIL
@@ -137,10 +140,15 @@ def attn_bwd_dq(
     p_delta = delta + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64)
 
     slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
-    p_bias, bias_offset, bias_stride = q, batch64, stride_ab
-    if SCORE_MOD == "bias":
-        p_bias, bias_offset, bias_stride = bias, batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
-    scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags)
+    p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
+    if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
+        p_bias = bias if SCORE_MOD == "bias" else block_mask
+        bias_offset, bias_stride = batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
+    if SCORE_MOD == "blocks":
+        mask_q, mask_k = block_q, block_k
+    scores = Scores(
+        scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags, mask_q, mask_k
+    )
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_D], [BLOCK_D_TAIL]
@@ -176,6 +184,11 @@ def attn_bwd_dq(
     b_lse = tl.load(p_lse + offs_m, mask=pos_m < sq, other=float("inf"))  # [BLOCK_M]
     b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_D_TAIL]
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, bounds, BLOCK_N)
+    p_tiles = tiles
+    if SCORE_MOD == "blocks":
+        row = batch64 * lists_b + head.to(tl.int64) * lists_h + m_block
+        p_tiles += row * list_length
+        lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_N)
     b_lost = b_lse
     if SCORE_MOD == "bias":
         wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, q.dtype.element_ty)
@@ -185,7 +198,13 @@ def attn_bwd_dq(
             ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT),
         )  # fmt: skip
         tl.store(p_delta + planes.to(tl.int64) * stride_lh + offs_m, b_lost, mask=pos_m < sq)
-    for n in tl.range(full_lo, full_hi, BLOCK_N):
+    if SCORE_MOD == "blocks":
+        ahead = listed(p_tiles, full_lo, BLOCK_N)
+    for i in tl.range(full_lo, full_hi, BLOCK_N):
+        n = i
+        if SCORE_MOD == "blocks":
+            n = ahead
+            ahead = listed(p_tiles, i + BLOCK_N, BLOCK_N)
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
             n, first, pos_m, bounds, scores, dout_factor, dp_factor,
@@ -203,6 +222,8 @@ def attn_bwd_dq(
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
+        if SCORE_MOD == "blocks":
+            n = listed(p_tiles, n, BLOCK_N)
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
             n, first, pos_m, bounds, scores, dout_factor, dp_factor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flash_attn.kernels.blocks import hide_blocks, listed, listed_bounds
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
@@ -42,7 +43,7 @@ from flash_attn.kernels.tiles import (
 
 @triton.jit
 def _weights(
-    b_s, b_m, b_l, first, pos_m, pos_n, bounds, scores, USE_MASK: tl.constexpr, MOD, NUM_PARTIAL_SUMS: tl.constexpr,
+    b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK: tl.constexpr, MOD, NUM_PARTIAL_SUMS: tl.constexpr,
     WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """(weights of the keys, factor of the accumulators, new maximum, new sums of weights) of a tile of scores.
@@ -50,13 +51,16 @@ def _weights(
     The maximum is in the units of exp2, with a bias in natural units: see `scores.load_bias`.
     Weights and their sums are 2 ** WEIGHT_SHIFT times as large as a softmax has them.
     """
-    IS_SCALED: tl.constexpr = (MOD.SCORE_MOD != "plain" and MOD.SCORE_MOD != "dropout") and MOD.SCORE_MOD != "sink"
+    IS_RAW: tl.constexpr = (MOD.SCORE_MOD == "plain" or MOD.SCORE_MOD == "dropout") or MOD.SCORE_MOD == "sink"
+    IS_SCALED: tl.constexpr = not (IS_RAW or MOD.SCORE_MOD == "blocks")
     NATURAL: tl.constexpr = MOD.SCORE_MOD == "bias"
     b_s, _ = modified(b_s, scores, bounds, pos_m[:, None], pos_n[None, :], MOD)
     if NATURAL:
         b_s += load_bias(scores, bounds, first, (pos_m - first)[:, None], pos_n[None, :], MOD.USE_ANCHOR_DOT)
     if USE_MASK:
         b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], bounds)
+        if MOD.SCORE_MOD == "blocks":
+            b_s = hide_blocks(b_s, float("-inf"), pos_m[:, None], n, bounds, scores)
     b_top = tl.max(b_s, 1)  # [BLOCK_M]
     if not IS_SCALED:
         c = scores.scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
@@ -143,14 +147,14 @@ def _attend_block(
     if BREAK_DOT_CHAIN:
         if n < bounds.seqlen_k:
             b_p, b_alpha, b_m_new, b_l = _weights(
-                b_s, b_m, b_l, first, pos_m, pos_n, bounds, scores, USE_MASK, MOD, NUM_PARTIAL_SUMS, WEIGHT_SHIFT
+                b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD, NUM_PARTIAL_SUMS, WEIGHT_SHIFT
             )
             b_p = b_p.to(b_v.dtype)
         else:
             b_p, b_alpha, b_m_new = b_s.to(b_v.dtype), b_m, b_m
     else:
         b_p, b_alpha, b_m_new, b_l = _weights(
-            b_s, b_m, b_l, first, pos_m, pos_n, bounds, scores, USE_MASK, MOD, NUM_PARTIAL_SUMS, WEIGHT_SHIFT
+            b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD, NUM_PARTIAL_SUMS, WEIGHT_SHIFT
         )
     b_acc = b_acc * b_alpha[:, None]
     if TILE.BLOCK_V_TAIL:
@@ -172,12 +176,13 @@ def _attend_block(
 def attn_fwd(
     q, k, v, out, lse,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table, sinks, bias,
+    tiles, tile_counts, block_mask,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
-    stride_sb, stride_sh, stride_sm,
+    stride_sb, stride_sh, stride_sm, lists_b, lists_h, list_length, block_q, block_k,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     PAGE_MODE: tl.constexpr, NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
@@ -198,6 +203,10 @@ def attn_fwd(
     SCORE_MOD: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias
     and its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
     elements.
+    Kind `blocks`: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes, with the
+    strides of a bias; block_k is a multiple of BLOCK_N. tiles, int32: the lists of `blocks` for each block of BLOCK_M
+    queries, list_length tiles each; lists_b and lists_h: lists from a batch entry and from a head to the next one.
+    tile_counts: see `blocks.listed_bounds`.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
@@ -256,10 +265,15 @@ def attn_fwd(
         wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, out.dtype.element_ty)
     slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
 
-    p_bias, bias_offset, bias_stride = q, batch64, stride_ab
-    if SCORE_MOD == "bias":
-        p_bias, bias_offset, bias_stride = bias, batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
-    scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags)
+    p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
+    if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
+        p_bias = bias if SCORE_MOD == "bias" else block_mask
+        bias_offset, bias_stride = batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
+    if SCORE_MOD == "blocks":
+        mask_q, mask_k = block_q, block_k
+    scores = Scores(
+        scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags, mask_q, mask_k
+    )
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, BLOCK_D_TAIL, ASYNC_COPY)  # [BLOCK_D], [BLOCK_D_TAIL]
@@ -278,10 +292,21 @@ def attn_fwd(
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
     b_l = _no_weights(BLOCK_M, NUM_PARTIAL_SUMS)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, bounds, BLOCK_N)
+    p_tiles = tiles
+    if SCORE_MOD == "blocks":
+        row = batch64 * lists_b + head.to(tl.int64) * lists_h + m_block
+        p_tiles += row * list_length
+        lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_N)
     page = 0
     if PAGE_MODE == PAGE_PER_BLOCK:
         page = tl.load(p_table + full_lo // page_size, mask=full_lo < full_hi, other=0)
-    for n in tl.range(full_lo, full_hi, BLOCK_N):
+    if SCORE_MOD == "blocks":
+        ahead = listed(p_tiles, full_lo, BLOCK_N)
+    for i in tl.range(full_lo, full_hi, BLOCK_N):
+        n = i
+        if SCORE_MOD == "blocks":
+            n = ahead
+            ahead = listed(p_tiles, i + BLOCK_N, BLOCK_N)
         next_page = page
         if PAGE_MODE == PAGE_PER_BLOCK:  # one block ahead, because the addresses of the keys wait for the page
             next_page = tl.load(p_table + (n + BLOCK_N) // page_size, mask=n + BLOCK_N < full_hi, other=0)
@@ -306,6 +331,8 @@ def attn_fwd(
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
+        if SCORE_MOD == "blocks":
+            n = listed(p_tiles, n, BLOCK_N)
         if PAGE_MODE == PAGE_PER_BLOCK:
             page = tl.load(p_table + n // page_size)
         b_acc, b_acc_tail, b_m, b_l = _attend_block(

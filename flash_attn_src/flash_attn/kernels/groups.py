@@ -82,6 +82,7 @@ class Scores(NamedTuple):
 
     slope: of ALiBi. plane: the number of the head in the batch, for dropout. bias: points at the tensor; bias_offset:
     elements to the head's first row, int64; bias_stride: elements from a row to the next one. flags: of the kernel.
+    block_q, block_k: the queries and keys of an element of a block mask, which takes the place of the bias.
     """
 
     scale: Any
@@ -94,6 +95,8 @@ class Scores(NamedTuple):
     bias_offset: Any
     bias_stride: Any
     flags: Any
+    block_q: Any
+    block_k: Any
 
 
 class ScoreMod(NamedTuple):

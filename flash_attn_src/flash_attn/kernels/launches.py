@@ -70,8 +70,8 @@ _IN_PARTS = {"gfx942": (64, 128), "gfx950": (64,)}
 
 def _parts(variant: Variant, gpu: Target, _: Config) -> int:
     """How many sums of weights a row has, see `forward.attn_fwd`. Others were not measured, or gain nothing."""
-    measured = variant.op == "fwd" and variant.kind in ("plain", "sink") and variant.dtype != "fp32"
-    return 4 if measured and variant.block_d in _IN_PARTS.get(gpu.name, ()) else 1
+    measured = (variant.op == "fwd" and variant.kind in ("plain", "sink")) or variant.op == "sparse-fwd"
+    return 4 if measured and variant.dtype != "fp32" and variant.block_d in _IN_PARTS.get(gpu.name, ()) else 1
 
 
 # Powers of two by which weights are enlarged where the matrix unit flushes subnormals: `common.shifted`.

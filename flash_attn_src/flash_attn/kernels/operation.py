@@ -30,6 +30,9 @@ FORWARD_KINDS = ("plain", "sink", "alibi", "dropout", "softcap", "bias", "any")
 # Larger blocks have too few registers for that, and uneven norms are rare.
 LAYER_KINDS = ("plain", "uneven")
 
+# The sides of a block mask's blocks are multiples of it.
+SPARSE_BLOCK = 64
+
 # The families whose INT8 attention has tiles. Kernels of NVIDIA GPUs are for tests.
 INT8_FAMILIES = ("rdna3", "rdna4", "nvidia")
 

@@ -22,7 +22,13 @@ from flash_attn.kernels.operation import (
 from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
 
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
-_BIAS = {"bias": ("bias",), "stride_sb": ("bias",), "stride_sh": ("bias",), "stride_sm": ("bias",)}
+_BLOCKS = {"*i32": f"{_LENGTHS} tiles tile_counts", "*u8": "block_mask"}
+_MASKED = ("bias", "blocks")
+_LISTS = ("tiles", "tile_counts", "block_mask", "lists_b", "lists_h", "list_length", "block_q", "block_k")
+_BIAS = {
+    "bias": ("bias",), "stride_sb": _MASKED, "stride_sh": _MASKED, "stride_sm": _MASKED,
+    **dict.fromkeys(_LISTS, ("blocks",)),
+}  # fmt: skip
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
 _TILE = (
     *(
@@ -45,7 +51,13 @@ _FORWARD = Operation(
     name="fwd",
     module="forward",
     function="attn_fwd",
-    types={"*T": "q k v out bias", "*fp32": "lse alibi_slopes sinks", "*i32": f"{_LENGTHS} block_table", **_SCORES},
+    types={
+        "*T": "q k v out bias",
+        "*fp32": "lse alibi_slopes sinks",
+        **_BLOCKS,
+        "*i32": f"{_LENGTHS} block_table tiles tile_counts",
+        **_SCORES,
+    },
     aligned=("q", "k", "v", "out", "lse"),
     constants=(*_TILE, "BREAK_DOT_CHAIN", "ASYNC_COPY", "NUM_PARTIAL_SUMS", "WEIGHT_SHIFT"),
     fixed={"PAGE_MODE": 0},
@@ -83,7 +95,12 @@ _BACKWARD_DKDV = Operation(
     name="bwd-dkdv",
     module="backward_dkdv",
     function="attn_bwd_dkdv",
-    types={"*T": "q k v dout dk dv bias", "*fp32": "lse delta alibi_slopes norms", "*i32": _LENGTHS, **_SCORES},
+    types={
+        "*T": "q k v dout dk dv bias",
+        "*fp32": "lse delta alibi_slopes norms",
+        **_BLOCKS,
+        **_SCORES,
+    },
     aligned=("q", "k", "v", "dout", "dk", "dv", "lse", "delta"),
     constants=(*_TILE, "USE_PEELING", "WEIGHT_SHIFT", "DK_APART"),
     range_arguments=("norms",),
@@ -99,7 +116,12 @@ _BACKWARD_DQ = replace(
     name="bwd-dq",
     module="backward_dq",
     function="attn_bwd_dq",
-    types={"*T": "q k v out dout dq bias", "*fp32": "lse delta alibi_slopes sinks norms", "*i32": _LENGTHS, **_SCORES},
+    types={
+        "*T": "q k v out dout dq bias",
+        "*fp32": "lse delta alibi_slopes sinks norms",
+        **_BLOCKS,
+        **_SCORES,
+    },
     aligned=("q", "k", "v", "out", "dout", "dq", "lse", "delta"),
     constants=(*_TILE, "WEIGHT_SHIFT"),
     kinds_of_argument={"sinks": ("bias",), **_BIAS},
@@ -140,6 +162,14 @@ def _with_value_dims(row: Operation) -> Operation:
     return replace(
         row, name=f"{row.name}-v", value_dims=VALUE_DIMS, sizes=tuple(VALUE_DIMS), kinds=("plain", "any"),
         fp32_kinds=None, sizes_of_kind={}, tile_of=row.name,
+    )  # fmt: skip
+
+
+def _for_blocks(row: Operation) -> Operation:
+    """The operation for block-sparse attention: its one kind is `blocks`, so no other kernel can serve such a call."""
+    return replace(
+        row, name=f"sparse-{row.name}", sizes=(64, 128, 256), kinds=("blocks",), fp32_kinds=None, sizes_of_kind={},
+        tile_of=row.name,
     )  # fmt: skip
 
 
@@ -374,6 +404,7 @@ OPERATIONS: dict[str, Operation] = {
         _BACKWARD_DKDV,
         _BACKWARD_DQ,
         *map(_with_value_dims, (_FORWARD, _FORWARD_PAGED, _FORWARD_PAGED_WHOLE, _BACKWARD_DKDV, _BACKWARD_DQ)),
+        *map(_for_blocks, (_FORWARD, _BACKWARD_DKDV, _BACKWARD_DQ)),
         _BACKWARD_BIAS,
         _BACKWARD_NORMS,
         _DECODE,

@@ -35,6 +35,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "int8_fwd": _FORWARD[:-1],
 }
 BIAS_ARGUMENTS = ("stride_sb", "stride_sh", "stride_sm")
+LIST_ARGUMENTS = ("lists_b", "lists_h", "list_length", "block_q", "block_k")
 # Products of a tile of scores: 2 * queries * keys * head_dim operations each.
 _PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2, "int8_fwd": 2}
 _MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
@@ -60,7 +61,11 @@ class PiecewiseKernel:
 
     def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, seconds: float) -> None:
         function = variant.operation.function
-        names = (*ARGUMENTS[function], *(BIAS_ARGUMENTS if variant.takes("stride_sb") else ()))
+        names = (
+            *ARGUMENTS[function],
+            *(BIAS_ARGUMENTS if variant.takes("stride_sb") else ()),
+            *(LIST_ARGUMENTS if variant.takes("lists_b") else ()),
+        )
         self._kernel, self._gpu, self._seconds = kernel, gpu, seconds
         self._function = function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes

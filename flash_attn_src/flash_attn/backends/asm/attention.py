@@ -25,6 +25,7 @@ def unsupported_reason(call: AttentionCall, described: Call | None, op: str) -> 
         ("seqused_k", call.seqused_k is not None),
         ("block_table", call.block_table is not None),
         ("attn_bias", call.attn_bias is not None),
+        ("block_mask", call.block_mask is not None),
         ("s_aux", op == "fwd" and call.s_aux is not None),
         ("deterministic", op == "bwd" and call.deterministic),
     ):

@@ -64,7 +64,7 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
 
 def _unsupported_reason(call: AttentionCall) -> str | None:
     """Why no kernel takes a call, or None."""
-    for option in ("leftpad_k", "s_aux", "attn_bias"):
+    for option in ("leftpad_k", "s_aux", "attn_bias", "block_mask"):
         if getattr(call, option) is not None:
             return f"{option}: the kernels have none"
     reason = unsupported_reason(call.q, call.v)

@@ -22,8 +22,9 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
             reason = "s_aux: not together with dropout_p"
     elif reason is None and call.softcap > 0.0:  # before there is a workspace
         reason = "softcap: the backward has none"
-    if call.attn_bias is not None:
-        reason = "attn_bias: the kernels have none"
+    for option in ("attn_bias", "block_mask"):
+        if getattr(call, option) is not None:
+            reason = f"{option}: the kernels have none"
     if reason is not None:
         return fallback.because("backward", reason).backward(gradients)
 

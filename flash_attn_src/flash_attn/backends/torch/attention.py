@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends.torch import sequences, tiles
+from flash_attn.backends.torch import sequences, sparse, tiles
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, new_out
 
 
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`."""
+    if call.block_mask is not None:
+        with torch.no_grad(), in_own_types():
+            return sparse.forward(call)
     q, k, v, out = call.q, call.k, call.v, call.out
     with torch.no_grad(), in_own_types():
         rng_state = call.rng_state
@@ -55,6 +58,8 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     """See `protocol.Backend.backward`. On a CPU it is always deterministic."""
     call = gradients.forward
     with torch.no_grad(), in_own_types():
+        if call.block_mask is not None:
+            return sparse.backward(gradients)
         if call.dropout_p > 0.0 and call.rng_state is None:
             raise ValueError("rng_state: got None, wanted the int64[2] of the forward, as dropout_p > 0")
         options = _options_of(call, call.rng_state)

@@ -24,6 +24,7 @@ from flash_attn.backends.triton.kernels import (
     table_stride_of,
     window_of,
 )
+from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out, replace
 from flash_attn.runtime import device
@@ -33,6 +34,7 @@ from flash_attn.runtime.device import Grid, Kernel
 _FORWARD = (("fwd",), ("fwd-v",))
 _PAGED = (("fwd-paged",), ("fwd-paged-v",))
 _PAGED_BY_BLOCK = (("fwd-paged-whole",), ("fwd-paged-whole-v",))
+_SPARSE = ("sparse-fwd",)
 _PROBABILITIES = ("probabilities",)
 
 
@@ -40,6 +42,8 @@ def forward_ops(call: AttentionCall, kind: str) -> tuple[str]:
     """The op of a forward. With pages, the faster op if no block of keys crosses a page."""
     q = call.q
     own = call.v.shape[-1] != q.shape[-1]
+    if call.block_mask is not None:
+        return _SPARSE
     if call.block_table is None:
         return _FORWARD[own]
     if call.leftpad_k is None and q.dtype is not torch.float32:
@@ -70,7 +74,7 @@ def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
     if (
         call.dropout_p > 0.0
         or not (call.cu_seqlens_q is call.seqused_k is call.leftpad_k is call.block_table is call.out is None)
-        or not (call.cu_seqlens_k is call.alibi_slopes is call.s_aux is call.attn_bias is None)
+        or not (call.cu_seqlens_k is call.alibi_slopes is call.s_aux is call.attn_bias is call.block_mask is None)
     ):
         return None
     return (
@@ -109,9 +113,9 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q
         total_q, nheads, head_dim = q.shape
     dtype, index, head_dim_v = q.dtype, q.get_device(), v.shape[-1]
-    biased = call.attn_bias is not None
-    splits = (
-        dropout_p == 0.0 and not biased and (block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS)
+    biased, sparse = call.attn_bias is not None, call.block_mask is not None
+    splits = not (dropout_p > 0.0 or biased or sparse) and (
+        block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS
     )
     if head_dim_v != head_dim and (wide := padded(call)) is not None:
         # The split kernels take any pair, so a paged cache is not copied.
@@ -159,6 +163,9 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
     if biased:
         bias, bias_strides, bias_flag = bias_of(call)
         more, flags = (*more, bias), flags | bias_flag
+    if sparse:
+        lists, bias_strides = lists_of(call, kernel.block_m, kernel.block_n)
+        more = (*more, *lists)
     group = nheads // k.shape[-2]
     table_stride, page_size = (0, 1) if block_table is None else (table_stride_of(block_table), k.shape[1])
     grid = (m_blocks * planes, 1, 1)

@@ -24,16 +24,20 @@ from flash_attn.backends.triton.kernels import (
     strides_of,
     window_of,
 )
+from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.runtime import device
 
 # Operations for v with the head dim of q and k, and for v with another head dim.
 _BACKWARD = (("bwd-dq", "bwd-dkdv"), ("bwd-dq-v", "bwd-dkdv-v"))
+_SPARSE = ("sparse-bwd-dq", "sparse-bwd-dkdv")
 
 
 def backward_ops(call: AttentionCall) -> tuple[str, ...]:
     """The ops of a backward."""
+    if call.block_mask is not None:
+        return _SPARSE
     return _BACKWARD[call.v.shape[-1] != call.q.shape[-1]]
 
 
@@ -87,6 +91,9 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if device.loses_range(index, dtype):
         norms = _row_norms(call, dout, dout_strides, v, v_strides)
     measured = () if norms is None else (norms,)
+    if call.block_mask is not None:
+        lists, bias_strides = lists_of(call, dq_kernel.block_m, dq_kernel.block_n)
+        measured = (*measured, *lists)
 
     m_blocks, planes, packed = grid_of(dq_kernel.block_m, seqlen_q, batch, nheads, total_q)
     dq, dq_strides = rows(gradients.dq, vec)
@@ -128,6 +135,9 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if n_blocks * planes == 0:
         dk.zero_()
         dv.zero_()
+    if call.block_mask is not None:
+        lists, bias_strides = lists_of(call, dkdv_kernel.block_m, dkdv_kernel.block_n, by_keys=True)
+        measured = (*measured[: -len(lists)], *lists)
     dkdv_kernel.launch(
         (n_blocks * planes, 1, 1),
         (

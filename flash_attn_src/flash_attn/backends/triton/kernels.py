@@ -42,6 +42,8 @@ def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
     scale, softcap, alibi_slopes = call.scale, call.softcap, call.alibi_slopes
     if isinstance(call, AttentionCall) and call.attn_bias is not None:
         return "bias"
+    if isinstance(call, AttentionCall) and call.block_mask is not None:
+        return "blocks"
     if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
         # Plain kernels take the maximum of the scores before they scale them.
         return "plain" if scale > 0.0 else "any"
@@ -53,7 +55,7 @@ def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
 def forward_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
     """The kind of forward kernel that a call needs, one of `operation.FORWARD_KINDS`."""
     kind = score_kind(call, dropout_p)
-    if call.s_aux is None or kind == "bias":
+    if call.s_aux is None or kind in ("bias", "blocks"):
         return kind
     return "sink" if kind == "plain" else "any"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from flash_attn.kernels import targets
+from flash_attn.kernels.operation import SPARSE_BLOCK
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, fixed, layers, nvidia, rdna2, rdna3, rdna4
 from flash_attn.kernels.tuning.config import Config, Rows, Tiles
@@ -50,6 +51,9 @@ def config(target: str, variant: Variant) -> Config:
         own = table.get((f"{variant.op}-bias", 32 if variant.dtype == "fp32" else 16, variant.block_d))
         # Otherwise half the keys, because a tile of the bias takes as many registers as a tile of scores.
         return own["any"] if own else row["any"]._replace(block_n=max(row["any"].block_n // 2, 16))
+    if variant.kind == "blocks":  # a tile of the inner loop must lie in one block of the mask
+        plain, inner = row["plain"], "block_m" if variant.op.endswith("dkdv") else "block_n"
+        return plain._replace(**{inner: min(getattr(plain, inner), SPARSE_BLOCK)})
     return row["plain" if variant.kind == "sink" else variant.kind]
 
 

@@ -186,6 +186,8 @@ TARGET_ROWS: dict[str, Rows] = {
         ("fwd", 16, 256): tiles(
             {"plain": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2, options=BOTH_ORDERS)}
         ),
+        # sparse-bwd-dq, 16 bits: clock, 2026-11-26. 9744 cycles, by the tile of bwd-dq 19396.
+        ("sparse-bwd-dq", 16, 128): tiles(C(128, 32, 4, options=(*BOTH_ORDERS, *_KPACK, ("waves_per_eu", 2)))),
         # bwd-dkdv, 16 bits: clock, 2026-11-25. Head dim 128, plain: 20223 cycles, 21239 without kpack, 22480 with the
         # family's tile. A second stage takes 17177, but it spills 161 registers, which costs more than it gains below
         # 1100 queries.
