@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -192,10 +193,11 @@ def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int 
         return
     if variant.kind == "blocks":  # all of them are visible
         seen = torch.ones(1, 1, -(-q.shape[1] // SPARSE_BLOCK), -(-k.shape[1] // SPARSE_BLOCK), dtype=torch.bool)
-        out = flash_attn_block_sparse_func(q, k, v, BlockMask(seen, (SPARSE_BLOCK, SPARSE_BLOCK)), window_size=window)
-    else:
-        function = flash_attn_fp8_func if variant.op == "fp8-fwd" else flash_attn_func
-        out = function(q, k, v, window_size=window, **options)
+        options = {"block_mask": BlockMask(seen, (SPARSE_BLOCK, SPARSE_BLOCK))}
+    function: Callable[..., Any] = flash_attn_func
+    if variant.kind == "blocks" or variant.op == "fp8-fwd":
+        function = flash_attn_block_sparse_func if variant.kind == "blocks" else flash_attn_fp8_func
+    out = function(q, k, v, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     if is_backward:
         torch.autograd.backward(out.sum())

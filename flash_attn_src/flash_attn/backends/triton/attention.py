@@ -74,7 +74,8 @@ def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
     if (
         call.dropout_p > 0.0
         or not (call.cu_seqlens_q is call.seqused_k is call.leftpad_k is call.block_table is call.out is None)
-        or not (call.cu_seqlens_k is call.alibi_slopes is call.s_aux is call.attn_bias is call.block_mask is None)
+        or not (call.cu_seqlens_k is call.alibi_slopes is call.s_aux is call.attn_bias is None)
+        or call.block_mask is not None
     ):
         return None
     return (

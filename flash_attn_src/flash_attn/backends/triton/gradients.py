@@ -90,7 +90,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     norms = None
     if device.loses_range(index, dtype):
         norms = _row_norms(call, dout, dout_strides, v, v_strides)
-    measured = () if norms is None else (norms,)
+    measured: tuple[torch.Tensor, ...] = () if norms is None else (norms,)
     if call.block_mask is not None:
         lists, bias_strides = lists_of(call, dq_kernel.block_m, dq_kernel.block_n)
         measured = (*measured, *lists)
