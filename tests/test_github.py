@@ -78,7 +78,8 @@ def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: 
     api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
     (found,) = api.releases()
     api.download(found["assets"][0]["browser_download_url"].replace("127.0.0.1", "localhost"))
-    assert seen == [("127.0.0.1", True), ("localhost", False)]
+    api.download(found["assets"][0]["url"])  # both lead to the host with the bytes
+    assert seen == [("127.0.0.1", True), *2 * [("localhost", False)], ("127.0.0.1", True), ("localhost", False)]
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\n", f"  {TOKEN}\r\n"])

@@ -5,15 +5,16 @@ correct.
 from __future__ import annotations
 
 import hashlib
-import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fake_parts
 import pytest
 import wheelhouse
 from fake_github import Hub
-from publishing import publish
-from wheelhouse import COMMIT, MI300X
+from publishing import publish, state
+from wheelhouse import COMMIT, H200, MI300X, W7900
 
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.publish import assets, github, measured
@@ -26,11 +27,10 @@ OTHER = wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", "ck")
 
 def make(directory: Path, case: str, second: bool) -> Path:
     """Writes the files of the first or the second run."""
-    device = MI300X if second and case == "one met a GPU" else None
+    devices = {"one met a GPU": (None, MI300X), "both met a GPU": (W7900, MI300X)}
+    device = devices.get(case, (None, None))[second]
     payload = "changed = 1\n" if second and case == "other contents" else ""
-    cells = {"other contents": (CELL, OTHER), "one met a GPU": (CELL,), "other wheels": (OTHER if second else CELL,)}[
-        case
-    ]
+    cells = {"other contents": (CELL, OTHER), "other wheels": (OTHER if second else CELL,)}.get(case, (CELL,))
     for cell in cells:
         wheelhouse.write(directory, cell, payload=payload, device=device)
     return directory
@@ -62,7 +62,7 @@ def check_consistent(hub: Hub) -> dict[str, Verdict]:
     return found
 
 
-@pytest.mark.parametrize("case", ["other contents", "one met a GPU", "other wheels"])
+@pytest.mark.parametrize("case", ["other contents", "one met a GPU", "both met a GPU", "other wheels"])
 def test_a_second_run_begins_at_any_point_of_the_first(
     hub: Hub, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +94,8 @@ def test_a_second_run_begins_at_any_point_of_the_first(
         assert len(verdicts) == (2 if case == "other wheels" else 1)
         if case == "one met a GPU":
             assert all(each.gpu.status == PASSED for each in verdicts.values())
+        if case == "both met a GPU":
+            assert [len(each.passed_on) for each in verdicts.values()] == [2]
     assert (False, True) in ends or case == "other wheels", "at some point the second one wins"
 
 
@@ -114,19 +116,72 @@ def test_not_run_replaces_no_report_of_a_gpu(hub: Hub, tmp_path: Path) -> None:
             assert check_consistent(hub)[gpu.name].gpu.status == PASSED
 
 
-def test_not_run_replaces_no_failure_on_a_gpu(hub: Hub, tmp_path: Path) -> None:
-    wheel = wheelhouse.write(tmp_path, CELL)
-    publish(hub, tmp_path)
-    failed = json.loads(wheel.with_name(f"{wheel.name}.verdict.json").read_text())
-    failed["ok"], failed["stages"][GPU] = False, {"status": FAILED, "seconds": 1.0, "details": {}}
+def put_report(hub: Hub, wheel: Path, report: Verdict) -> bytes:
+    """Replaces the test report of the wheel in the release, as somebody with write access can. Returns its bytes."""
     (release,) = hub.releases.values()
-    asset = next(each for each in release["assets"] if each["name"].endswith(".verdict.json"))
-    hub.content[asset["id"]] = content = json.dumps(failed).encode()
+    asset = next(each for each in release["assets"] if each["name"] == f"{wheel.name}.verdict.json")
+    hub.content[asset["id"]] = content = report.as_json().encode()
     asset["digest"] = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    with pytest.raises(PublishFailed, match="says that it failed on a GPU") as error:
+    return content
+
+
+def report_of(wheel: Path, device: dict[str, Any] | None, status: str = PASSED) -> Verdict:
+    """The test report of the wheel by a machine with that GPU."""
+    found = verdict.read(wheelhouse.write_verdict(wheel, device=device))
+    gpu = Stage(status=status, details=found.gpu.details)
+    return replace(found, stages={**found.stages, GPU: gpu}) if device else found
+
+
+@pytest.mark.parametrize("device", [None, H200, W7900], ids=["no GPU", "H200", "W7900"])
+def test_only_the_same_gpu_answers_a_failure(hub: Hub, tmp_path: Path, device: dict[str, Any] | None) -> None:
+    wheel = wheelhouse.write(tmp_path, CELL, device=device)
+    publish(hub, tmp_path)
+    content = put_report(hub, wheel, report_of(wheel, MI300X, FAILED))
+    report_of(wheel, device).write(wheel)
+    with pytest.raises(PublishFailed, match=r"says that it failed on AMD Instinct MI300X \(gfx942\)\n") as error:
         publish(hub, tmp_path)
     assert "verify --require-gpu" in error.value.remedy
-    assert hub.content[asset["id"]] == content
+    (release,) = hub.releases.values()
+    assert content in [hub.content[asset["id"]] for asset in release["assets"]]
+    report_of(wheel, MI300X).write(wheel)
+    publish(hub, tmp_path)
+    assert check_consistent(hub)[wheel.name].passed_on == ("AMD Instinct MI300X (gfx942)",)
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_the_reports_of_several_gpus_are_kept(hub: Hub, tmp_path: Path, draft: bool) -> None:
+    """Also if a later run met another GPU or none, and if the same GPU reports again."""
+    wheel = wheelhouse.write(tmp_path, CELL)
+    for device in (MI300X, None, W7900, H200, MI300X, None):
+        report_of(wheel, device).write(wheel)
+        publish(hub, tmp_path)
+        for release in hub.releases.values():
+            release["draft"] = draft
+    publish(hub, tmp_path)
+    found = check_consistent(hub)[wheel.name]
+    assert sorted(found.passed_on) == [
+        "AMD Instinct MI300X (gfx942)",
+        "AMD Radeon PRO W7900 (gfx1100)",
+        "NVIDIA H200 (sm_90)",
+    ]
+    assert found.ok
+    assert "AMD Radeon PRO W7900 (gfx1100)" in state(hub)["body"], "the notes name it"
+
+
+def test_reports_of_several_gpus_on_a_disk(tmp_path: Path) -> None:
+    wheel = wheelhouse.write(tmp_path, CELL)
+    failed, passed = report_of(wheel, MI300X, FAILED), report_of(wheel, W7900)
+    for merged in (passed.with_reports_of(failed), failed.with_reports_of(passed)):
+        assert not merged.ok
+        assert merged.passed_on == ("AMD Radeon PRO W7900 (gfx1100)",)
+        assert verdict.read(merged.write(wheel)) == merged
+        assert not verdict.read(merged.write(wheel)).with_reports_of(report_of(wheel, H200)).ok
+        answered = report_of(wheel, MI300X).with_reports_of(merged)
+        assert answered.ok
+        assert len(answered.passed_on) == 2
+    nameless = replace(failed, stages={**failed.stages, GPU: Stage(status=FAILED)})
+    assert not passed.with_reports_of(nameless).ok, "nobody knows which GPU it was"
+    assert not replace(passed, failures=("test_gpu.py::test_x",)).ok, "all stages passed, and a test failed"
 
 
 def test_the_report_of_a_gpu_survives_on_a_disk(tmp_path: Path) -> None:
@@ -142,10 +197,10 @@ def test_the_report_of_a_gpu_survives_on_a_disk(tmp_path: Path) -> None:
     assert kept.gpu == measured_there.gpu
     not_run = Stage.not_run("no GPU")
     other = Verdict(**{**vars(measured_there), "sha256": "0" * 64, "stages": {**measured_there.stages, GPU: not_run}})
-    assert other.with_gpu_of(measured_there).gpu == not_run, "it is about another file"
+    assert other.with_reports_of(measured_there).gpu == not_run, "it is about another file"
     failed = Verdict(**{**vars(other), "sha256": wheel.name, "stages": {GPU: Stage(status=FAILED)}})
     now = Verdict(**{**vars(other), "sha256": wheel.name})
-    assert not now.with_gpu_of(failed).ok, "a failure is not forgotten"
+    assert not now.with_reports_of(failed).ok, "a failure is not forgotten"
 
 
 def test_a_crate_and_a_store_that_are_public_stay(hub: Hub, tmp_path: Path) -> None:

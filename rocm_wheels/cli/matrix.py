@@ -27,15 +27,16 @@ def main(platforms: Platforms, argv: Sequence[str] | None = None) -> int:
 
 def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     data = versions.load()
+    asked = Requested(tuple(arguments.target), "--target") if arguments.target else from_environment(data, os.environ)
+    requested = None if asked.of_this_machine else asked.targets
     selected = select(
         data,
         platforms,
         only=arguments.only,
         event=arguments.event,
         has=published.files(arguments.missing) if arguments.missing else (),
+        requested=requested,
     )
-    asked = Requested(tuple(arguments.target), "--target") if arguments.target else from_environment(data, os.environ)
-    requested = None if asked.of_this_machine else asked.targets
     sample = data.jobs.sample_targets if arguments.event == "pull_request" and requested is None else None
     made = rows.rows(data, selected.cells, requested, selected.universals, universal_targets=sample)
     notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]

@@ -166,6 +166,11 @@ def labelled(filename: str) -> str:
     return name if unlabelled(name) == filename else filename
 
 
+def is_unlabelled(filename: str) -> bool:
+    """Whether a file is a universal wheel under its version without the label."""
+    return labelled(filename) != filename
+
+
 def stem(filename: str) -> str:
     """A wheel's name without build number and tags: "flash_attn-2.8.3+rocm62torch2.5triton-cp311". The wheel for
     another system than Linux has the system's name behind it.

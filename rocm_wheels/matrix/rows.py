@@ -8,6 +8,7 @@ from typing import TypeVar
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal
+from rocm_wheels.matrix.platforms import PLATFORMS, Platform
 from rocm_wheels.matrix.targets import CUDA, Fit, fit, has_kernels, served_on
 from rocm_wheels.matrix.targets import universal as targets_of_universal
 from rocm_wheels.matrix.versions import Versions
@@ -172,8 +173,13 @@ def universal_wheel_rows(
 
 def count_for_windows(data: Versions, wheels: Sequence[Row]) -> int:
     """How many jobs build a wheel for Windows too: universal wheels with a GPU target that torch has there."""
-    served = set(served_on(data, "windows"))
-    return sum(not row["python-version"] and not served.isdisjoint(str(row["targets"]).split(";")) for row in wheels)
+    universals = [str(row["targets"]).split(";") for row in wheels if not row["python-version"]]
+    return sum(PLATFORMS["windows"] in systems_of(data, targets) for targets in universals)
+
+
+def systems_of(data: Versions, targets: Sequence[str]) -> tuple[Platform, ...]:
+    """The systems for which a universal wheel of these GPU targets is built: those whose torch serves one of them."""
+    return tuple(each for each in PLATFORMS.values() if not set(served_on(data, each.name)).isdisjoint(targets))
 
 
 def confirmed(data: Versions, found: Sequence[T], versions_of: Callable[[T], tuple[str, str]]) -> list[T]:

@@ -11,7 +11,8 @@ from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_interfaces, product, universal
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
-from rocm_wheels.matrix.rows import cell_name, confirmed
+from rocm_wheels.matrix.rows import cell_name, confirmed, systems_of
+from rocm_wheels.matrix.targets import universal as universal_targets
 from rocm_wheels.matrix.versions import Versions
 
 Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
@@ -44,6 +45,7 @@ def select(
     only: str = "*",
     event: str = "push",
     has: Sequence[str] = (),
+    requested: Sequence[str] | None = None,
 ) -> Matrix:
     """The combinations of all platforms that are on and whose backend is ready, in ascending order, and the universal
     wheels.
@@ -51,8 +53,9 @@ def select(
     Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of that
     version, such as 2.8.3.post2. only: a glob over `cell_name`. A pull request gets the oldest and the newest
     combination without an uncertain fact, and the universal wheel of the newest flash-attn. has: names of published
-    files; a combination is left out if its wheel, test report and wheels of interfaces are among them. Raises DataError
-    if the glob matches nothing.
+    files; a combination is left out if its wheel, test report and wheels of interfaces are among them, for a universal
+    wheel on every system that has one of the GPU targets `requested` (default, all). Raises DataError if the glob
+    matches nothing.
     """
     universals: list[Universal] = []
     cells: list[Cell] = []
@@ -93,8 +96,10 @@ def select(
     there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
     interfaces = {names.stem(name) for name in has if names.is_interface(name)}
 
+    universal_systems = systems_of(data, universal_targets(data, requested))
+
     def released(claim: Claim) -> bool:
-        systems = PLATFORMS.values() if isinstance(claim, Universal) else (PLATFORMS[DEFAULT],)
+        systems = universal_systems if isinstance(claim, Universal) else (PLATFORMS[DEFAULT],)
         if not there.issuperset(names.stem(names.wheel_name(claim, system.tag)) for system in systems):
             return False
         wanted = data.interfaces.values() if has_interfaces(data, claim) else ()

@@ -90,6 +90,7 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[Directory, list[A
     others = sorted((*dist.glob("*.zip"), *dist.glob("*.crate")))
     assets += [_of_file(path, final=True) for path in others]
     _check_files(dist, {asset.name for asset in assets})
+    _check_derived(dist, assets)
     _check_limits(assets)
     stores = parts.stores_of(directory.files[wheel.name] for wheel in directory.wheels)
     for path in others:
@@ -150,6 +151,19 @@ def _check_files(dist: Path, taken: set[str]) -> None:
             f"{dist} holds what is no part of a release: {', '.join(others)}",
             remedy="A release has wheels, their verdicts, kernel stores (*.zip) and the crate: move the rest away.",
         )
+
+
+def _check_derived(dist: Path, assets: Iterable[Asset]) -> None:
+    """Raises PublishFailed for a file in the directory that differs from what its wheel gives: METADATA, or the wheel
+    without its label. A release that was downloaded holds both.
+    """
+    for asset in assets:
+        path = dist / asset.name
+        if isinstance(asset.content, bytes) and path.is_file() and contents.file_sha256(path) != asset.sha256:
+            raise PublishFailed(
+                f"{path} is not what its wheel gives",
+                remedy="Delete it: `publish` makes it from the wheel.",
+            )
 
 
 def _check_limits(assets: Iterable[Asset]) -> None:

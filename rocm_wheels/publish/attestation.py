@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from rocm_wheels.errors import MissingTool, PublishFailed
+from rocm_wheels.matrix import names
 
 _SECONDS = 120
 
@@ -18,7 +19,8 @@ def check(dist: Path, *, repository: str, commit: str, workflow: str, crate_work
     attestation.
 
     The wheels must be signed by the workflow file `workflow` and the crate by `crate_workflow`, on a runner that GitHub
-    hosts. Kernel stores are members of the wheels (publish/parts.py).
+    hosts. Kernel stores are members of the wheels (publish/parts.py), and a wheel without its label is derived from the
+    wheel with it (publish/assets.py).
     """
     crates = sorted(dist.glob("*.crate"))
     if crates and crate_workflow is None:
@@ -26,7 +28,8 @@ def check(dist: Path, *, repository: str, commit: str, workflow: str, crate_work
             f"nothing says who built {crates[0].name}",
             remedy="Give --crate-attested-by .github/workflows/build.yml, or move the crate away.",
         )
-    wanted = [(path, workflow) for path in sorted(dist.glob("*.whl"))]
+    wheels = sorted(path for path in dist.glob("*.whl") if not names.is_unlabelled(path.name))
+    wanted = [(path, workflow) for path in wheels]
     wanted += [(path, str(crate_workflow)) for path in crates]
     for path, signer in wanted:
         _verify(path, repository=repository, commit=commit, workflow=signer)

@@ -34,7 +34,8 @@ def read(path: Path) -> Directory:
     """
     if not path.is_dir():
         raise DataError(f"{path} is not a directory", remedy="Give the one that holds the wheels.")
-    paths = sorted(path.glob("*.whl"))
+    # A universal wheel without its label is derived from the wheel with it and has no test report of its own.
+    paths = sorted(each for each in path.glob("*.whl") if not names.is_unlabelled(each.name))
     verdicts = {wheel.name: _verdict_of(wheel) for wheel in paths if not names.is_interface(wheel.name)}
     if not verdicts:
         raise DataError(f"{path} holds no wheel", remedy="Build one: ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")

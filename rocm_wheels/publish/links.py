@@ -80,10 +80,7 @@ class Wheel(Link):
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs on which it passed its tests, as "name (target)"; empty if it ran on none."""
-        if self.verdict.gpu.status != PASSED:
-            return ()
-        found = self.verdict.gpu.details.get("devices", [])
-        return tuple(dict.fromkeys(f"{device['name']} ({device['target']})" for device in found))
+        return self.verdict.passed_on
 
     @property
     def ran_on(self) -> str:

@@ -15,7 +15,8 @@ _MAX_BYTES = 1 << 20
 
 
 def adopt(dist: Path, verdicts: Path) -> list[str]:
-    """Replaces test reports in `dist` by the reports of the GPU job. Returns the names of their wheels.
+    """Replaces test reports in `dist` by the reports of the GPU job, which keep what other GPUs reported. Returns the
+    names of their wheels.
 
     Raises DataError for a report about another file than the wheel of that name in `dist`. Returns an empty list if the
     directory does not exist, because no GPU job ran.
@@ -29,7 +30,7 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
             raise DataError(
                 f"{path} is not about {wheel}", remedy="Run the GPU job again on the wheels that are to be published."
             )
-        verdict_of_gpu.with_gpu_of(earlier).write(wheel)
+        verdict_of_gpu.with_reports_of(earlier).write(wheel)
         found.append(wheel.name)
     return found
 

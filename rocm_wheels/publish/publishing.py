@@ -41,8 +41,13 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
         if wheel.name not in kept and release.foreign_wheel(by_name[wheel.name], wheel.verdict, listing):
             say(f"{wheel.name}: the same contents are there from another run and stay")
             kept.add(wheel.name)
-    theirs = {f"{wheel.name}{names.VERDICT}" for wheel in wheels if _says_more(release, wheel, listing, say)}
-    wanted = [asset for asset in wanted if _owner(asset.name) not in kept and asset.name not in theirs]
+    reports = {
+        name: _with_reports(release, wheel, by_name[name], listing, say)
+        for wheel in wheels
+        if wheel.name not in kept and (name := wheel.name + names.VERDICT)
+    }
+    sent = [reports.get(asset.name, asset) for asset in wanted if _owner(asset.name) not in kept]
+    wanted = [asset for asset in sent if asset is not None]
     if not listing and not any(asset.name.endswith(".whl") for asset in wanted):
         release.drop_empty_draft()
         say(f"nothing is new since the last release: {tag} needs no wheels, and no release")
@@ -133,32 +138,34 @@ def _public_packings(listing: Listing, wanted: Sequence[Asset], say: Say) -> set
     return packed & listing.keys()
 
 
-def _says_more(release: Release, wheel: Wheel, listing: Listing, say: Say) -> bool:
-    """Whether the release has a test report of this wheel with more results than the report in the directory.
+def _with_reports(release: Release, wheel: Wheel, own: Asset, listing: Listing, say: Say) -> Asset | None:
+    """The test report `own` of the wheel, with the GPU reports in the release; None if the release has all of it.
 
-    Raises PublishFailed if the report in the release says that the wheel failed on a GPU, and the other one was made
-    without a GPU.
+    Raises PublishFailed if a GPU failed the wheel and has not passed it since: only that GPU can answer.
     """
-    there = listing.get(wheel.name + names.VERDICT)
-    if there is None or there["state"] != "uploaded":
-        return False
+    there = listing.get(own.name)
+    if there is None or there["state"] != "uploaded" or own.is_there(there):
+        return own
     try:
-        found = verdict.parse(there["name"], release.api.download(there["url"]))
+        found = verdict.parse(own.name, release.api.download(there["url"]))
     except DataError:
-        return False
-    if found.sha256 != wheel.sha256 or found == wheel.verdict:
-        return False
-    if found.met_gpu and not wheel.verdict.met_gpu:
-        if found.gpu.status == verdict.FAILED:
-            raise PublishFailed(
-                f"the verdict of {wheel.name} in release {release.tag} says that it failed on a GPU,"
-                " the one in the directory that it met none",
-                remedy=f"Test it on a GPU: python -m rocm_wheels verify --require-gpu {wheel.name}",
-            )
-        say(f"{wheel.name}: its verdict in the release is from a GPU and stays")
-        return True
-    measured = found.benchmarks is not None and wheel.verdict.benchmarks is None
-    return measured and found.met_gpu == wheel.verdict.met_gpu
+        return own
+    if found.sha256 != wheel.sha256:
+        return own
+    merged = wheel.verdict.with_reports_of(found)
+    if failed := [gpu for gpu, report in merged.gpu_reports.items() if not report.ok]:
+        raise PublishFailed(
+            f"the verdict of {wheel.name} in release {release.tag} says that it failed on {', '.join(failed)}",
+            remedy=f"Test it there, on that GPU: python -m rocm_wheels verify --require-gpu {wheel.name}",
+        )
+    if merged == found:
+        if found != wheel.verdict:
+            say(f"{wheel.name}: its verdict in the release has more results and stays")
+        return None
+    if release.immutable:
+        say(f"{wheel.name}: its verdict in the release stays: the release is immutable")
+        return None
+    return own if merged == wheel.verdict else assets.of_bytes(own.name, merged.as_json().encode(), final=False)
 
 
 def _owner(name: str) -> str:

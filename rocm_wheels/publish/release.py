@@ -44,6 +44,11 @@ class Release:
         """Whether it was a draft at the last request."""
         return bool(self.fields["draft"])
 
+    @property
+    def immutable(self) -> bool:
+        """Whether its assets can neither be added nor replaced any more."""
+        return not self.draft and bool(self.fields.get("immutable"))
+
     def still_draft(self) -> bool:
         """Asks GitHub again whether it is a draft: another run may have published it."""
         self.fields = self.api.release(self.fields["id"])
@@ -121,7 +126,7 @@ class Release:
         """Uploads the asset unless GitHub has it. Returns how. there: the entry of the last listing under its name."""
         if there is not None and wanted.is_there(there):
             return "already there"
-        if not self.draft and self.fields.get("immutable"):
+        if self.immutable:
             raise PublishFailed(
                 f"release {self.tag} is immutable: {wanted.name} cannot be added to it",
                 remedy="Publish it under a new tag; the index joins all releases.",

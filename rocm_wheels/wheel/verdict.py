@@ -45,6 +45,7 @@ STAGES = (REPAIRED, PIP, UV, *TESTED)
 _OPTIONAL = {"linux": (GPU,), "windows": tuple(TESTED)}
 # `python -m flash_attn.selftest`, which runs if a GPU is required.
 SELFTEST = "selftest"
+NAMELESS = "a GPU without a name"  # a GPU whose tests failed before they named it
 # The universal wheel is tested with more combinations, one stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
@@ -102,13 +103,25 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuReport:
+    """What one GPU said about the wheel. stages: the GPU stage and the selftest. failures: names of failed tests."""
+
+    stages: Mapping[str, Stage]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures and all(stage.status != FAILED for stage in self.stages.values())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The test report of one wheel.
 
     size: bytes. contents: the digest of `wheel.contents`, which builds of other commits share. commit: the commit of
     the build, "" outside of a git checkout. beside: wheels that were installed and tested with it -> their sha256.
     tests: number of tests by outcome. failures: names of failed tests. benchmarks: results of benchmarks/trend.py, None
-    if nothing was measured.
+    if nothing was measured. gpus: the reports of other GPUs than the one in `stages`, by `gpu_names`.
     """
 
     wheel: str
@@ -126,6 +139,7 @@ class Verdict:
     failures: tuple[str, ...]
     beside: Mapping[str, str] = field(default_factory=dict)
     benchmarks: Mapping[str, Any] | None = None
+    gpus: Mapping[str, GpuReport] = field(default_factory=dict)
 
     @classmethod
     def of(cls, file: WheelFile, plan: Plan, **tested: Any) -> Verdict:
@@ -144,7 +158,9 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether everything passed. The GPU stage may be missing, and for Windows every stage that runs the wheel."""
+        """Whether everything passed, on every GPU that it met. The GPU stage may be missing, and for Windows every
+        stage that runs the wheel.
+        """
         return not self.unmet() and not self.failures
 
     @property
@@ -156,26 +172,57 @@ class Verdict:
         """Whether its tests ran on a GPU, passed or failed."""
         return self.gpu.status in (PASSED, FAILED)
 
-    def with_gpu_of(self, other: Verdict) -> Verdict:
-        """This report, with the GPU results of another report of the same file if this one has none.
+    @property
+    def gpu_reports(self) -> dict[str, GpuReport]:
+        """The report of each GPU that it met, by the name of the GPU: "AMD Instinct MI300X (gfx942)"."""
+        return {**self.gpus, **dict.fromkeys(self._own_gpus(), self._own_report())}
 
-        So "not run" never replaces the results of a GPU.
+    @property
+    def passed_on(self) -> tuple[str, ...]:
+        """The GPUs on which it passed."""
+        return tuple(name for name, report in self.gpu_reports.items() if report.ok)
+
+    def with_reports_of(self, other: Verdict) -> Verdict:
+        """This report, with the GPU reports of another report of the same file.
+
+        A report is replaced by a newer report of the same GPU alone: neither "not run" nor another GPU answers a
+        failure. Benchmarks of `other` stay if this report has none.
         """
-        if self.met_gpu or not other.met_gpu or other.sha256 != self.sha256:
+        if other.sha256 != self.sha256:
             return self
-        stages = {name: stage for name, stage in other.stages.items() if name in (GPU, SELFTEST)}
-        failures = tuple(name for name in other.failures if other.gpu.status == FAILED and name not in self.failures)
-        return replace(self, stages={**self.stages, **stages}, failures=self.failures + failures)
+        merged = self
+        if other.met_gpu and not self.met_gpu:
+            own = other._own_report()
+            failures = tuple(name for name in own.failures if name not in self.failures)
+            merged = replace(self, stages={**self.stages, **own.stages}, failures=self.failures + failures)
+        known = {**other.gpu_reports, **self.gpu_reports}
+        own_gpus = merged._own_gpus()
+        gpus = {name: report for name, report in known.items() if name not in own_gpus}
+        benchmarks = other.benchmarks if self.benchmarks is None else self.benchmarks
+        return replace(merged, gpus=gpus, benchmarks=benchmarks)
+
+    def _own_gpus(self) -> tuple[str, ...]:
+        """The names of the GPUs of the machine that ran the GPU stage in `stages`."""
+        if not self.met_gpu:
+            return ()
+        devices = self.gpu.details.get("devices", [])
+        return tuple(dict.fromkeys(f"{device['name']} ({device['target']})" for device in devices)) or (NAMELESS,)
+
+    def _own_report(self) -> GpuReport:
+        stages = {name: stage for name, stage in self.stages.items() if name in (GPU, SELFTEST)}
+        return GpuReport(stages=stages, failures=self.failures if self.gpu.status == FAILED else ())
 
     def unmet(self) -> list[tuple[str, Stage]]:
-        """The test stages that failed, and those that were not run and must not be missing."""
+        """The test stages that failed, on any GPU, and those that were not run and must not be missing."""
         optional = _OPTIONAL[platform_of(self.wheel).name]
         missing = [(name, Stage.not_run("not recorded")) for name in STAGES if name not in self.stages]
-        return missing + [
+        own = [
             (name, stage)
             for name, stage in self.stages.items()
             if stage.status == FAILED or (stage.status != PASSED and name not in optional)
         ]
+        others = [(f"{GPU} on {name}", Stage(status=FAILED)) for name, report in self.gpus.items() if not report.ok]
+        return missing + own + others
 
     def summary(self) -> str:
         """A few lines for a terminal."""
@@ -194,17 +241,18 @@ class Verdict:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; benchmarks only if there are some."""
+        """JSON-ready; benchmarks and other GPUs only if there are some."""
         written = {"ok": self.ok, **asdict(self)}
-        if self.benchmarks is None:
-            del written["benchmarks"]
-        return written
+        return {name: value for name, value in written.items() if value or name not in ("benchmarks", "gpus")}
+
+    def as_json(self) -> str:
+        return json.dumps(self.as_dict(), indent=2) + "\n"
 
     def write(self, wheel: Path) -> Path:
         """Writes <wheel>.verdict.json next to the wheel."""
         path = wheel.with_name(wheel.name + VERDICT)
         with writing_to(path):
-            path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
+            path.write_text(self.as_json(), encoding="utf-8")
         return path
 
 
@@ -261,7 +309,7 @@ def parse(name: str, content: bytes) -> Verdict:
         raise DataError(f"{name} is not a verdict: it has {len(content)} bytes")
     found = forms.load(name, content, _MAX_BYTES)
     known = {"ok"} | {each.name for each in fields(Verdict)}
-    if not isinstance(found, dict) or (missing := sorted(known - found.keys() - {"beside", "benchmarks"})):
+    if not isinstance(found, dict) or (missing := sorted(known - found.keys() - {"beside", "benchmarks", "gpus"})):
         what = ", ".join(missing) if isinstance(found, dict) else "fields"
         raise DataError(f"{name} is not a verdict: it has no {what}")
     if wrong := [*_wrong(found), *map(_named, sorted(found.keys() - known))]:
@@ -271,11 +319,17 @@ def parse(name: str, content: bytes) -> Verdict:
     ok = found.pop("ok")
     stages = {stage: Stage(**entry) for stage, entry in found["stages"].items()}
     lists = {key: tuple(found[key]) for key in ("targets", "failures")}
-    verdict = Verdict(**{**found, **lists, "stages": stages})
+    gpus = {gpu: _gpu_report(entry) for gpu, entry in found.get("gpus", {}).items()}
+    verdict = Verdict(**{**found, **lists, "stages": stages, "gpus": gpus})
     if ok != verdict.ok:
         unmet = ", ".join(f"{stage}: {entry.status}" for stage, entry in verdict.unmet()) or "nothing is unmet"
         raise DataError(f"{name} says ok: {str(ok).lower()}, but {unmet}", remedy="Build the wheel again.")
     return verdict
+
+
+def _gpu_report(entry: Mapping[str, Any]) -> GpuReport:
+    stages = {stage: Stage(**each) for stage, each in entry["stages"].items()}
+    return GpuReport(stages=stages, failures=tuple(entry["failures"]))
 
 
 def _wrong(found: Mapping[str, Any]) -> list[str]:
@@ -291,6 +345,7 @@ def _wrong(found: Mapping[str, Any]) -> list[str]:
         "tests": _is_table(found["tests"], _is_count),
         "beside": _is_table(found.get("beside", {}), lambda value: _matches(_DIGEST, value)),
         "benchmarks": "benchmarks" not in found or not list(forms.problems(found["benchmarks"], BENCHMARKS)),
+        "gpus": _is_table(found.get("gpus", {}), _is_gpu_report),
         "targets": isinstance(found["targets"], list),
         "failures": isinstance(found["failures"], list),
         "stages": isinstance(found["stages"], dict),
@@ -320,6 +375,20 @@ def _is_count(value: object) -> bool:
 
 def _is_table(value: object, good: Any) -> bool:
     return isinstance(value, dict) and all(_TEXT(name) and good(each) for name, each in value.items())
+
+
+def _is_gpu_report(entry: object) -> bool:
+    """Whether it has the format of a GpuReport."""
+    if not isinstance(entry, dict) or entry.keys() != {"stages", "failures"}:
+        return False
+    stages, failures = entry["stages"], entry["failures"]
+    return (
+        isinstance(stages, dict)
+        and GPU in stages
+        and all(name in (GPU, SELFTEST) and _is_stage(stage) for name, stage in stages.items())
+        and isinstance(failures, list)
+        and all(map(_TEXT, failures))
+    )
 
 
 def _is_stage(entry: object) -> bool:

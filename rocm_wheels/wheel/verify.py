@@ -113,7 +113,8 @@ def verify(
         failures=failures,
     )
     earlier = verdicts.beside(wheel)
-    written = (verdict.with_gpu_of(earlier) if earlier else verdict).write(wheel)
+    verdict = verdict.with_reports_of(earlier) if earlier else verdict
+    written = verdict.write(wheel)
     if not verdict.ok:
         failed = [f"{name}: {stage.status}" for name, stage in verdict.unmet()]
         raise VerifyFailed(

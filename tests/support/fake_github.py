@@ -1,4 +1,9 @@
-"""A stand-in for GitHub's releases on loopback, with the faults of the real service."""
+"""A stand-in for GitHub's releases on loopback, with the faults and the refusals of the real service.
+
+Refusals by GitHub's documentation (November 2026): an immutable release takes no assets, keeps its tag, and its tag
+cannot be used again; `make_latest` is a string, and no pre-release is the latest; content-creating requests are limited
+to 80 a minute and 500 an hour; the bytes of an asset come from another host, which refuses a request with a token.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +52,12 @@ class Hub:
     corrupt: bool = False  # the next upload is stored with other bytes of the same size
     tags: dict[str, str] = field(default_factory=dict)  # tag -> commit; "tag:..." is the object of an annotated tag
     settings: dict[str, Any] = field(default_factory=dict)  # path below the repository -> answer or status code
+    immutable: bool = False  # whether a release that is made public becomes immutable
+    burned: set[str] = field(default_factory=set)  # tags of immutable releases that were deleted
+    latest: int = 0  # id of the release that GitHub shows as the latest
+    limits: dict[int, int] = field(default_factory=dict)  # seconds -> content-creating requests; {60: 80, 3600: 500}
+    limited: int = 0  # requests that these limits refused
+    created: list[float] = field(default_factory=list)  # times of content-creating requests
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -69,6 +80,16 @@ class Hub:
             return list(self.releases.values())
         before = time.monotonic() - self.lag
         return next((releases for at, releases in reversed(self.history) if at <= before), [])
+
+    def over_limit(self) -> bool:
+        """Counts a content-creating request. Whether it is one too many."""
+        now = self.now()
+        over = any(sum(now - at < seconds for at in self.created) >= most for seconds, most in self.limits.items())
+        if over:
+            self.limited += 1
+        else:
+            self.created.append(now)
+        return over
 
     def new_id(self) -> int:
         self.next_id += 1
@@ -216,11 +237,19 @@ class _Handler(BaseHTTPRequestHandler):
                 release for release in hub.releases.values() if not release["draft"] and release["tag_name"] == tag
             ]
             found = [asset for release in public for asset in release["assets"] if asset["name"] == name]
-            return (200, hub.content[found[0]["id"]], {}) if found else (404, {"message": "Not Found"}, {})
+            return self._elsewhere(found[0]["id"]) if found else (404, {"message": "Not Found"}, {})
+        if path.startswith("/objects/"):
+            if not anonymous:
+                return 400, {"message": "Only one auth mechanism allowed"}, {}
+            return 200, hub.content[int(path.rpartition("/")[2])], {}
+        if not self.headers["User-Agent"]:
+            return 403, {"message": "Request forbidden by administrative rules."}, {}
         if not anonymous and self.headers["Authorization"] != f"Bearer {TOKEN}":
             return 401, {"message": "Bad credentials"}, {}
         if anonymous and self.command != "GET":
             return 403, {"message": "Resource not accessible"}, {}
+        if self.command in ("POST", "PATCH") and not path.endswith("/generate-notes") and hub.over_limit():
+            return 403, {"message": "You have exceeded a secondary rate limit. Please wait a few minutes."}, {}
         if path.startswith("/upload/"):
             return self._upload(hub.releases[int(path.split("/")[2])], body, starter=starter)
         path = path.removeprefix(f"/repos/{REPOSITORY}")
@@ -245,11 +274,18 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/releases/generate-notes":
             return 200, {"name": "", "body": "* Faster <kernels>"}, {}
         if path == "/releases" and self.command == "POST":
+            if given["tag_name"] in hub.burned:
+                error = {"code": "custom", "message": "tag_name was used by an immutable release"}
+                return 422, {"message": "Validation Failed", "errors": [error]}, {}
             fields = {name: given[name] for name in ("name", "draft", "prerelease", "target_commitish")}
             return 201, hub.add_release(given["tag_name"], **fields), {}
         if path == "/releases":
             return self._page([r for r in hub.listed() if not (anonymous and r["draft"])])
         return 404, {"message": "Not Found"}, {}
+
+    def _elsewhere(self, number: int) -> tuple[int, object, dict[str, str]]:
+        """Leads to the bytes of an asset on another host."""
+        return 302, None, {"Location": f"{self.hub.url.replace('127.0.0.1', 'localhost')}/objects/{number}"}
 
     def _page(self, entries: list[dict[str, Any]]) -> tuple[int, object, dict[str, str]]:
         address = urlsplit(self.path)
@@ -263,6 +299,8 @@ class _Handler(BaseHTTPRequestHandler):
         name = parse_qs(urlsplit(self.path).query)["name"][0]
         if release["immutable"] and not release["draft"]:
             return 422, {"message": "Cannot upload assets to an immutable release."}, {}
+        if not body or not self.headers["Content-Type"]:
+            return 400, {"message": "Bad Content-Length or Content-Type"}, {}
         if self.hub.corrupt:
             self.hub.corrupt, body = False, bytes(len(body))
         try:
@@ -289,24 +327,36 @@ class _Handler(BaseHTTPRequestHandler):
                     return 204, None, {}
                 if asset["id"] == number:
                     whole = self.headers["Accept"] == "application/octet-stream"
-                    return 200, self.hub.content[number] if whole else asset, {}
+                    return self._elsewhere(number) if whole else (200, asset, {})
         return 404, {"message": "Not Found"}, {}
 
     def _release(self, number: int, given: dict[str, Any]) -> tuple[int, object, dict[str, str]]:
         if number not in self.hub.releases:
             return 404, {"message": "Not Found"}, {}
+        hub, release = self.hub, self.hub.releases[number]
+        fixed = release["immutable"] and not release["draft"]
         if self.command == "DELETE":
-            del self.hub.releases[number]
+            if fixed:
+                hub.burned.add(release["tag_name"])
+            del hub.releases[number]
             return 204, None, {}
-        self.hub.releases[number].update(given)
-        for asset in self.hub.releases[number]["assets"]:
-            self.hub.address(self.hub.releases[number], asset)
+        latest = given.pop("make_latest", "true" if given.get("draft") is False else None)
+        changes = {name for name, value in given.items() if release.get(name) != value}
+        if fixed and changes - {"name", "body", "prerelease"}:
+            return 422, {"message": f"Cannot change {sorted(changes)} of an immutable release."}, {}
+        stays_draft = given.get("draft", release["draft"])
+        if latest not in (None, "true", "false", "legacy"):
+            return 422, {"message": "Invalid request. make_latest is not a member of [true, false, legacy]"}, {}
+        release.update(given)
+        for asset in release["assets"]:
+            hub.address(release, asset)
         if given.get("draft") is False:
-            self.hub.releases[number]["published_at"] = f"2026-01-{number - 99:02}"
-            self.hub.tags.setdefault(
-                self.hub.releases[number]["tag_name"], self.hub.releases[number]["target_commitish"]
-            )
-        return 200, self.hub.releases[number], {}
+            release["published_at"] = f"2026-01-{number - 99:02}"
+            release["immutable"] = release["immutable"] or hub.immutable
+            hub.tags.setdefault(release["tag_name"], release["target_commitish"])
+        if latest == "true" and not stays_draft and not release["prerelease"]:
+            hub.latest = number
+        return 200, release, {}
 
 
 class _Server(ThreadingHTTPServer):

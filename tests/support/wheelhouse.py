@@ -13,16 +13,19 @@ from typing import Any
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell, Claim
 from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.platforms import platform_of
 from rocm_wheels.wheel import contents
-from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, STAGES
+from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, STAGES, TESTED
 
 NEWEST = versions.load().flash_attn[-1]
 CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the versions of the README, as on a command line
 PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
+W7900 = {"index": 0, "target": "gfx1100", "name": "AMD Radeon PRO W7900", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}
 COMMIT = "c0ffee" + 34 * "0"
 OTHER_COMMIT = "beef" + 36 * "0"
+NOT_ON_LINUX = "not run: Linux cannot run a wheel for Windows"
 NO_GPU = "not run: the machine that tested it has no AMD or NVIDIA GPU"
 
 
@@ -41,6 +44,10 @@ def verdict(
         gpu = {"status": PASSED, "seconds": 7.5, "details": details}
     cpu = {"status": PASSED, "seconds": 20.0, "details": {"worst error": {"bfloat16 forward": 4e-3, "float32": 2e-7}}}
     stages: dict[str, Any] = {name: {"status": PASSED, "seconds": 0.0, "details": {}} for name in STAGES}
+    if platform_of(path.name).name == "windows":
+        cpu = {"status": NOT_ON_LINUX, "seconds": 0.0, "details": {}}
+        stages |= dict.fromkeys(TESTED, cpu)
+        gpu = gpu if device else cpu
     if not ok:
         stages["import"]["status"] = FAILED
     return {
@@ -81,8 +88,11 @@ def write(
     build: int = 0,
     beside: Sequence[Path] = (),
     stores: Sequence[Path] = (),
+    launcher: Path | None = None,
 ) -> Path:
-    """Writes a wheel with a flash_attn that prints its name, and its test report. stores: its kernel stores."""
+    """Writes a wheel with a flash_attn that prints its name, and its test report. stores: its kernel stores. launcher:
+    without which no wheel for Windows is published.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     version = names.version(made_for)
     info = f"{names.DISTRIBUTION}-{version}.dist-info"
@@ -99,6 +109,7 @@ def write(
         "flash_attn/_build_info.json": json.dumps(about),
         f"{info}/METADATA": "\n".join(metadata) + "\n",
         **{f"flash_attn/_kernels/{store.name}": store.read_bytes() for store in stores},
+        **({f"flash_attn/{platform_of(path.name).launcher}": launcher.read_bytes()} if launcher else {}),
     }
     _zip(path, info, tag, files, pure=False, build=build)
     write_verdict(path, targets=targets, device=device, ok=ok, commit=commit, beside=beside)
@@ -130,10 +141,16 @@ def write_with_fa3(directory: Path, made_for: Claim) -> tuple[Path, Path]:
 
 def write_fa3(directory: Path, made_for: Claim) -> Path:
     """Writes the wheel of flash-attn-3 that accompanies a wheel of `write`."""
-    path = directory / names.interface_wheel_name(versions.load().interfaces["flash_attn_3"], made_for)
+    return write_interface(directory, made_for, "flash_attn_3")
+
+
+def write_interface(directory: Path, made_for: Claim, name: str) -> Path:
+    """Writes the wheel of an interface of versions.toml that accompanies a wheel of `write`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / names.interface_wheel_name(versions.load().interfaces[name], made_for)
     version = path.name.split("-")[1]
-    info = f"flash_attn_3-{version}.dist-info"
-    metadata = ["Metadata-Version: 2.4", "Name: flash-attn-3", f"Version: {version}", "Requires-Python: >=3.10"]
+    info = f"{name}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata.append(f"Requires-Dist: flash_attn=={names.version(made_for)}")
     files: dict[str, str | bytes] = {
         "flash_attn_interface.py": "from flash_attn import label\n",
