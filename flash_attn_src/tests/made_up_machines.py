@@ -258,6 +258,11 @@ CASES: list[tuple[str, Facts, str]] = [
         "pip install amd-torch-device-gfx11==2.12.0+rocm7.14.0 --index-url https://repo.amd.com/rocm/whl-multi-arch/",
     ),
     ("torch-attention", probed(attention={"error": 1.0, "limit": 2.4e-2}), "it is wrong: error 1.0e+00"),
+    (
+        "torch-experimental",
+        probed(attention={"error": 1e-3, "limit": 2.4e-2, "experimental": True}),
+        "has attention kernels for",
+    ),
     ("call-failed", replace(probed(call=None), died="ended with signal 11"), "signal 11"),
     ("build-memory", replace(HEALTHY, variables={"MAX_JOBS": "64"}), "64000 MiB are free"),
     (

@@ -135,6 +135,7 @@ os._exit(1)"""
 
 
 _STAND_IN = """\
+import warnings
 import torch
 class Attention(torch.autograd.Function):
     @staticmethod
@@ -150,6 +151,8 @@ def backend_info():
 attention = torch.nn.functional.scaled_dot_product_attention
 def broken(q, k, v):
     done = attention(q, k, v)
+    if calls:  # as PyTorch's C++ warns
+        warnings.warn("is still experimental. Enable it with TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1.")
     return done if calls.append(0) or len(calls) == 1 else torch.zeros_like(done)
 calls = []
 torch.nn.functional.scaled_dot_product_attention = broken
@@ -175,10 +178,11 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
     assert not died
     assert answers["call"]["unwritten"] == ["out", "dq", "dv"]
     assert answers["attention"]["error"] == 1.0
+    assert answers["attention"]["experimental"] is True
     keys = [
         finding.key
         for finding in findings.examine(
             replace(HEALTHY, probe={**PROBE, **answers, "torch": PROBE["torch"], "devices": PROBE["devices"]})
         )
     ]
-    assert keys == ["nothing-launched", "torch-attention"]
+    assert keys == ["nothing-launched", "torch-attention", "torch-experimental"]

@@ -39,6 +39,7 @@ def commands(facts: Facts) -> dict[str, str]:
         "other_gpu": shell.assign("HIP_VISIBLE_DEVICES", "1"),
         "unset_triton": shell.remove([TRITON_ENABLE]),
         "set_triton": shell.assign(TRITON_ENABLE, "TRUE"),
+        "experimental": shell.assign("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "1"),
         "log_level": shell.assign("AMD_LOG_LEVEL", "3"),
         "max_jobs": shell.assign("MAX_JOBS", str(max(1, facts.memory_mib // JOB_MIB) if facts.memory_mib else 2)),
         "groups": ",".join(sorted({each.group for each in (facts.kfd, *facts.render) if each and not each.allowed}))

@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("looking; the first import of torch may take a while", file=sys.stderr, flush=True)
     facts = survey.survey(log)
     findings = examine(facts)
+    problems = [finding for finding in findings if not BY_KEY[finding.key].note]
     if arguments.json:
         content = asdict(facts) | {"findings": [asdict(finding) for finding in findings]}
         content.pop("log")
@@ -90,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = [f"{BY_KEY[finding.key].title}: {finding.what}\n  {finding.remedy}" for finding in findings]
         if facts.windows and any('`& "' in finding.remedy for finding in findings):
             told.append('The commands that begin with `& "` are for PowerShell. In cmd, type them without the &.')
-        text = "\n\n".join([report(facts), *(told or ["nothing is wrong"])])
+        text = "\n\n".join([report(facts), *told, *([] if problems else ["nothing is wrong"])])
     try:
         print(text, flush=True)
     except BrokenPipeError:  # who reads it, as `| head`, has enough; Python must not try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1 if findings else 0
+    return 1 if problems else 0

@@ -32,7 +32,7 @@ _ALIKE = 0.92
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A problem: its key in the table of troubles, a description for this machine, and a remedy."""
+    """A problem, or a note: its key in the table of troubles, a description for this machine, and a remedy."""
 
     key: str
     what: str
@@ -203,6 +203,11 @@ def _call(facts: Facts) -> _Found:
         yield "torch-attention", f"it fails: {attention['failure']}"
     elif attention and not attention["error"] <= attention["limit"]:
         yield "torch-attention", f"it is wrong: error {attention['error']:.1e}, at most {attention['limit']:.1e}"
+    if attention.get("experimental"):
+        yield (
+            "torch-experimental",
+            f"torch {version} has attention kernels for {', '.join(sorted(targets))}, and uses none",
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

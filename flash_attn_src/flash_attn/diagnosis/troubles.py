@@ -17,6 +17,7 @@ class Trouble:
 
     `windows` is the remedy on Windows: "" if `remedy` works there too, None if the trouble does not exist there.
     `log` is a regular expression for the line of a build's log that shows the trouble; "" if there is no such line.
+    `note`: flash_attn itself is right, so that the doctor's exit status is 0.
     """
 
     key: str
@@ -25,6 +26,7 @@ class Trouble:
     remedy: str
     windows: str | None = ""
     log: str = ""
+    note: bool = False
 
     def advice(self, *, on_windows: bool) -> str:
         """The remedy for a system, with the names of commands in braces."""
@@ -254,6 +256,16 @@ TROUBLES = (
         remedy="AOTriton, inside torch, has found no kernels for this GPU (pytorch#194498, ROCm/TheRock#7992). Where "
         "torch's kernels are packages of their own, that of the GPU's family is missing: `{family_package}`. "
         "`flash_attn.use_for_sdpa()` serves such calls by flash_attn.",
+    ),
+    Trouble(
+        key="torch-experimental",
+        title="torch does not use its own attention kernels",
+        sign="`scaled_dot_product_attention` is slow and takes much memory on a Radeon, and torch warns that attention "
+        "on this GPU `is still experimental`. flash_attn itself is right",
+        remedy="torch takes the math path, which needs memory for all scores. Two ways out: {experimental} before you "
+        "start Python, for torch's own kernels; or `flash_attn.use_for_sdpa()`, or `{python} -m flash_attn.sdpa FILE` "
+        "for a program that you do not change, for the kernels of flash_attn. Both together work too.",
+        note=True,
     ),
     Trouble(
         key="build-memory",
