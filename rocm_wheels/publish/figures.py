@@ -65,6 +65,7 @@ def figures(versions: Versions, matrix: Mapping[str, Sequence[str]]) -> dict[str
         "torch": _span(".".join(version.split(".")[:2]) for version in versions.torch),
         "python": _span(versions.python),
         "rocm": _span(versions.rocm),
+        "flash-attn-names": ", ".join(versions.flash_attn_names),
         "compile-hours": f"{sum(seconds) / 3600:.1f}",
         "wheel-hours-at-once": f"{len(wheels) * _WHEEL_MINUTES / 60 / _JOBS_AT_ONCE:.1f}",
         "longest-hours": f"{longest / 60:.1f}",
