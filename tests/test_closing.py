@@ -82,7 +82,7 @@ def test_in_a_new_environment_where_the_system_forbids_pip(
     tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def managed(python: Path) -> closing.Environment:
-        return closing.Environment(python=python, version=HERE, managed=True, pip=True)
+        return closing.Environment(python=str(python), version=HERE, managed=True, pip=True)
 
     monkeypatch.setattr(closing, "_probe", managed)
     said, command = last(universal(), wheel)
@@ -101,7 +101,7 @@ def test_a_python_on_the_path_takes_it_where_none_is_active(tmp_path: Path, whee
     ("version", "universal_too"), [("3.9", False), ("3.10", True), ("3.12", True), ("3.13t", False)]
 )
 def test_an_environment_of_another_python_is_left_alone(version: str, universal_too: bool) -> None:
-    found = closing.Environment(python=Path("/env/bin/python"), version=version, managed=False, pip=True)
+    found = closing.Environment(python="/env/bin/python", version=version, managed=False, pip=True)
     assert found.serves(universal()) is universal_too
     assert not found.serves(cell_plan("gfx942"))  # is for 3.11
 

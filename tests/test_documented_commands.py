@@ -6,9 +6,11 @@ builds for gfx1030, whose kernels `kernel_cache` has.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -22,11 +24,15 @@ import documented
 import fewer_kernels
 import pytest
 
+from amdgpu_simulator import __main__ as simulator
+from rocm_wheels import cli as rocm_wheels_cli
 from rocm_wheels import packages, tables
+from rocm_wheels.paths import ROOT
 
 FILE = Path(__file__).parent / "documented_commands.toml"
 TABLE: dict[str, Any] = dict(tables.parse(FILE.read_text(encoding="utf-8"), FILE.name))
 REASONS = TABLE.pop("reasons")
+MODULE_ENDS = (".py", "/__init__.py", "/__main__.py")
 PREAMBLE = """
 set -o pipefail
 check() { [[ $2 == 0 ]] || { echo "@@ failed $1: $2"; exit 1; }; }
@@ -72,6 +78,33 @@ def test_every_row_has_a_page() -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if row.kind not in ("run", "again")], ids=lambda row: row.command)
 def test_no_command_is_excused_by_a_reason_that_is_not_its_own(row: Row) -> None:
     assert re.search(REASONS[row.kind]["shows"], row.command), REASONS[row.kind]["why"]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.typed], ids=lambda row: row.command)
+def test_a_command_that_is_not_typed_names_programs_and_options_that_exist(row: Row) -> None:
+    command = row.command.replace("\\", "/")
+    for verbs in re.findall(r"python\S* -m rocm_wheels ([^`|&]+)", command):
+        _parses(rocm_wheels_cli._parser(), verbs)
+    for options in re.findall(r"(?:^|/| )build_rocm\.sh ((?!--)[^`|&]+)", command):
+        _parses(rocm_wheels_cli._parser(), f"build {options.replace('...', '2.8.3')}")
+    for options in re.findall(r"python\S* -m amdgpu_simulator ([^`|&]+)", command):
+        _parses(simulator._parser(), options)
+    for module in re.findall(r"-m (flash_attn\.[\w.]+|amdgpu_simulator\.[\w.]+)", command):
+        files = [
+            ROOT / root / f"{module.replace('.', '/')}{end}" for root in ("", "flash_attn_src") for end in MODULE_ENDS
+        ]
+        assert any(file.is_file() for file in files), module
+    for example in re.findall(r"--example (\w+)", command):
+        assert (ROOT / f"candle-flash-rocm/examples/{example}.rs").is_file()
+    for path in re.findall(r"(?<![\w/~.-])(?:\./)?((?:[\w-]+/)+[\w*-]+\.(?:py|sh|yml))(?![\w/])", command):
+        assert list(ROOT.glob(path)), path
+
+
+def _parses(parser: argparse.ArgumentParser, options: str) -> None:
+    """Whether a command line is complete and has no unknown option; a sentence may name a verb alone."""
+    words = shlex.split(options.strip())
+    if len(words) > 1:
+        parser.parse_args([re.sub(r"^<.*>$", "x", word) for word in words])
 
 
 def test_a_command_that_a_page_repeats_is_typed_or_excused_above() -> None:

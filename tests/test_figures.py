@@ -63,3 +63,7 @@ def test_kernels_are_counted_as_they_are_compiled(data: Versions, known: dict[st
     for name in ("triton", "ck", "asm"):
         count = sum(len(unit.kernels) for unit in compiled if unit.compiler == name)
         assert known[f"kernels-{name}"] == str(count)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130

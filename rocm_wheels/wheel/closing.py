@@ -26,6 +26,7 @@ _PROBE = """
 import importlib.util, json, os, sys, sysconfig
 marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
 print(json.dumps({
+    "python": sys.executable,
     "version": "%d.%d" % sys.version_info[:2] + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""),
     "managed": sys.prefix == sys.base_prefix and os.path.exists(marker),
     "pip": importlib.util.find_spec("pip") is not None,
@@ -38,7 +39,7 @@ _PROBE_SECONDS = 20
 class Environment:
     """A Python of the user. managed: whether the system's package manager forbids pip to install into it."""
 
-    python: Path
+    python: str
     version: str
     managed: bool
     pip: bool
@@ -49,7 +50,7 @@ class Environment:
 
     def install(self, what: str) -> str:
         """The command that installs `what`, the quoted arguments of pip, into this environment."""
-        python = shlex.quote(str(self.python))
+        python = shlex.quote(self.python)
         return f"{python} -m pip install {what}" if self.pip else f"uv pip install --python {python} {what}"
 
 
@@ -122,7 +123,7 @@ def _probe(python: Path) -> Environment | None:
         done = subprocess.run(
             [python, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True
         )
-        return Environment(python=python, **json.loads(done.stdout))
+        return Environment(**json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 
