@@ -83,7 +83,13 @@ def build_command(version: str, target: str, *, windows: bool = PLATFORM.is_wind
 
 @cache
 def load() -> BuildInfo:
-    """The build info of this installation."""
+    """The build info of this installation. Raises ImportError where the package is in a zip file."""
+    for parent in _PATH.parents:
+        if parent.is_file():
+            raise ImportError(
+                f"flash_attn is in the file {parent}, and no system loads libraries out of a zip file: install it into "
+                "a directory, as `pip install --target` does, or unpack the file at its start, as shiv does"
+            )
     return read(_PATH)
 
 
