@@ -40,6 +40,11 @@ def environment(directory: Path, *options: str) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def active(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("user") / "an env")
+
+
 def last(plan: Plan, wheel: Path, **env: str) -> tuple[str, str]:
     """What the build says, and its last line."""
     *said, command = closing.installation(plan, wheel, {"PATH": os.environ["PATH"], **env})
@@ -61,8 +66,7 @@ def run(command: str, cwd: Path, python: Path) -> str:
     return subprocess.check_output(shown, cwd=cwd, text=True).strip()
 
 
-def test_in_the_active_environment(tmp_path: Path, wheel: Path) -> None:
-    active = environment(tmp_path / "an env")
+def test_in_the_active_environment(tmp_path: Path, wheel: Path, active: Path) -> None:
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         said, command = last(universal(), wheel, **{variable: str(active)})
         assert said == f"Install it here, with Python {HERE}:"
@@ -91,10 +95,9 @@ def test_in_a_new_environment_where_the_system_forbids_pip(
     assert run(command, tmp_path, tmp_path / closing.NEW_ENVIRONMENT / "bin/python") == "2.8.3+rocm"
 
 
-def test_a_python_on_the_path_takes_it_where_none_is_active(tmp_path: Path, wheel: Path) -> None:
-    active = environment(tmp_path / "env")
+def test_a_python_on_the_path_takes_it_where_none_is_active(wheel: Path, active: Path) -> None:
     _, command = last(universal(), wheel, PATH=f"{active}/bin")
-    assert command == f"{active}/bin/python -m pip install '{wheel}'"
+    assert command == f"'{active}/bin/python' -m pip install '{wheel}'"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,29 @@ def test_an_environment_of_another_python_is_left_alone(version: str, universal_
     found = closing.Environment(python="/env/bin/python", version=version, managed=False, pip=True)
     assert found.serves(universal()) is universal_too
     assert not found.serves(cell_plan("gfx942"))  # is for 3.11
+
+
+@pytest.mark.parametrize(
+    ("torch", "kept"),
+    [("2.5.1+rocm6.2", True), ("2.5.0+rocm6.1", True), ("2.5.1", False), ("2.6.0+rocm6.2", False), ("", False)],
+)
+def test_a_combination_brings_its_torch_into_an_environment_without_it(torch: str, kept: bool) -> None:
+    """pip would install PyPI's, which is for CUDA."""
+    found = closing.Environment(python="/env/bin/python", version="3.11", managed=False, pip=True, torch=torch)
+    pip = "/env/bin/python -m pip install"
+    first = "torch==2.5.1+rocm6.2 --index-url https://download.pytorch.org/whl/rocm6.2"
+    assert found.install(cell_plan("gfx942"), "a.whl") == (f"{pip} a.whl" if kept else f"{pip} {first} && {pip} a.whl")
+    assert found.install(universal(), "a.whl") == f"{pip} a.whl"
+
+
+def test_the_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
+    active = environment(tmp_path / "env", "--without-pip")
+    (site,) = active.glob("lib/python*/site-packages")
+    (site / "torch-2.5.1+rocm6.2.dist-info").mkdir()
+    (site / "torch-2.5.1+rocm6.2.dist-info/METADATA").write_text("Name: torch\nVersion: 2.5.1+rocm6.2\n")
+    found = closing._probe(active / "bin/python")
+    assert found is not None
+    assert (found.torch, found.pip, found.managed) == ("2.5.1+rocm6.2", False, False)
 
 
 def test_a_combination_brings_its_torch_into_a_new_environment(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:

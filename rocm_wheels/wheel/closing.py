@@ -23,13 +23,15 @@ from rocm_wheels.wheel import interpreters
 NEW_ENVIRONMENT = "flash-attn-env"
 # Prints what decides whether pip may install a wheel into the environment of a Python.
 _PROBE = """
-import importlib.util, json, os, sys, sysconfig
+import importlib.metadata, importlib.util, json, os, sys, sysconfig
 marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+torch = next(iter(importlib.metadata.Distribution.discover(name="torch")), None)
 print(json.dumps({
     "python": sys.executable,
     "version": "%d.%d" % sys.version_info[:2] + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""),
     "managed": sys.prefix == sys.base_prefix and os.path.exists(marker),
     "pip": importlib.util.find_spec("pip") is not None,
+    "torch": torch and torch.version or "",
 }))
 """
 _PROBE_SECONDS = 20
@@ -37,21 +39,30 @@ _PROBE_SECONDS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python of the user. managed: whether the system's package manager forbids pip to install into it."""
+    """A Python of the user. managed: whether the system's package manager forbids pip to install into it. torch: the
+    version of its torch, "" for none.
+    """
 
     python: str
     version: str
     managed: bool
     pip: bool
+    torch: str = ""
 
     def serves(self, plan: Plan) -> bool:
         """Whether its Python can import the wheel, and pip or uv may install it."""
         return not self.managed and (self.pip or shutil.which("uv") is not None) and _fits(plan, self.version)
 
-    def install(self, what: str) -> str:
-        """The command that installs `what`, the quoted arguments of pip, into this environment."""
+    def install(self, plan: Plan, path: str) -> str:
+        """The command that installs the wheel of a plan into this environment, from a path that is quoted. It installs
+        the torch of a combination first: with the wheel alone, pip installs PyPI's torch, which is for CUDA.
+        """
         python = shlex.quote(self.python)
-        return f"{python} -m pip install {what}" if self.pip else f"uv pip install --python {python} {what}"
+        pip = f"{python} -m pip install" if self.pip else f"uv pip install --python {python}"
+        has_torch = not isinstance(plan.cell, Cell) or (
+            self.torch.startswith(f"{plan.cell.torch_minor}.") and "+rocm" in self.torch
+        )
+        return f"{pip} {path}" if has_torch else f"{pip} {_torch(plan)} && {pip} {path}"
 
 
 def facts(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
@@ -85,7 +96,7 @@ def installation(plan: Plan, wheel: Path, env: Mapping[str, str] = os.environ) -
     path = shlex.quote(str(wheel))
     for environment in _environments(env):
         if environment.serves(plan):
-            return [f"Install it here, with Python {environment.version}:", f"    {environment.install(path)}"]
+            return [f"Install it here, with Python {environment.version}:", f"    {environment.install(plan, path)}"]
     base = _base(plan)
     if base is None:
         return [
