@@ -76,7 +76,7 @@ class _Decoder:
         if len(functions) == 1:
             return functions[0]
         first, second = functions
-        if targets.get(self._kernel.target).generation.vopd_hazard:
+        if targets.get(self._kernel.target).vopd_hazard:
             try:
                 slot = dual.conflict(parts)
             except NotImplementedError as error:

@@ -68,7 +68,7 @@ def test_the_digest_of_a_row_changes_with_each_fact_that_shapes_the_object() -> 
         ("gfx1151", 32, None, "wmma"),
         ("gfx1201", 32, "fp8e4nv", "wmma"),
         ("sm_80", 32, None, "mma"),
-        ("sm_90", 32, "fp8e4nv", "mma"),
+        ("sm_90", 32, "fp8e4nv", "wgmma"),
     ],
 )
 def test_facts_of_a_target(target: str, wavefront: int, fp8: str | None, matrix_unit: str | None) -> None:
@@ -161,6 +161,22 @@ def test_a_family_without_tiles_is_refused_by_name(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="no tiles for rdna5, the family of gfx1300"):
         tuning.config("gfx1300", Variant("fwd", "bf16", 64, "plain"))
     targets.get.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "relative"),
+    [
+        ("gfx1031", ("gfx1030", "10.3.0")),
+        ("gfx1036", ("gfx1030", "10.3.0")),
+        ("gfx1103", ("gfx1100", "11.0.0")),
+        ("gfx1030", None),
+        ("gfx1151", None),
+        ("gfx90a", None),
+        ("gfx803", None),
+    ],
+)
+def test_the_relative_whose_kernels_a_gpu_runs(name: str, relative: tuple[str, str] | None) -> None:
+    assert targets.override(name) == relative
 
 
 @pytest.mark.parametrize("name", ["gfx803", "sm_9", "banana", ""])

@@ -232,8 +232,10 @@ def _product(name: str) -> str:
 def _relatives() -> list[dict[str, str]]:
     """GPUs that need HSA_OVERRIDE_GFX_VERSION if HIP loads no generic code objects, by the value of the variable."""
     overrides: dict[str, list[str]] = {}
-    for name, (_, override) in sources.module("diagnosis.overrides").OVERRIDES.items():
-        overrides.setdefault(override, []).append(name)
+    targets = sources.module("kernels.targets")
+    for name in sorted(targets.TARGETS):
+        if relative := targets.override(name):
+            overrides.setdefault(relative[1], []).append(name)
     return [{"targets": f"{names_[0]} to {names_[-1]}", "override": override} for override, names_ in overrides.items()]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.diagnosis.shells import Posix, Shell, Windows
 from flash_attn.diagnosis.survey import Facts
+from flash_attn.kernels.targets import override
 from flash_attn.runtime.build_info import BuildInfo, build_command
 from flash_attn.runtime.environment import TRITON_ENABLE
 
@@ -34,7 +34,7 @@ def commands(facts: Facts) -> dict[str, str]:
         "amd_torch": _amd_torch(facts),
         "reinstall": _reinstall(facts),
         "build": _build(facts.build, target, windows=facts.windows),
-        "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", OVERRIDES.get(target, ("", "10.3.0"))[1]),
+        "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", (override(target) or ("", "10.3.0"))[1]),
         "unset": shell.remove(_hiding(facts) or ["HIP_VISIBLE_DEVICES"]),
         "other_gpu": shell.assign("HIP_VISIBLE_DEVICES", "1"),
         "unset_triton": shell.remove([TRITON_ENABLE]),

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flash_attn.diagnosis.commands import JOB_MIB, commands
-from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.kernels.providers import SOURCES
+from flash_attn.kernels.targets import override
 from flash_attn.runtime.environment import (
     KERNEL_SOURCE,
     MAX_LAUNCH_SECONDS,
@@ -143,7 +143,7 @@ def _backend(facts: Facts) -> _Found:
         yield "triton-not-selected", str(error)
     unserved = facts.unserved()
     if facts.build.targets and unserved:
-        relative = OVERRIDES.get(unserved[0], ("", ""))[0]
+        relative = (override(unserved[0]) or ("",))[0]
         by_relative = relative in facts.build.targets and not facts.windows
         key = "target-of-a-relative" if by_relative else "target-missing"
         yield key, f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"

@@ -12,9 +12,8 @@ from flash_attn import backends
 from flash_attn.backends.sources import explain
 from flash_attn.calls import AttentionCall
 from flash_attn.diagnosis.commands import install_torch, install_torch_on_windows
-from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.diagnosis.shells import Windows
-from flash_attn.kernels.targets import serving_targets
+from flash_attn.kernels.targets import override, serving_targets
 from flash_attn.runtime import jit
 from flash_attn.runtime.build_info import BuildInfo, build_command, load
 from flash_attn.runtime.platform import PLATFORM
@@ -116,7 +115,7 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
 
 
 def _remedy(build: BuildInfo, target: str) -> str:
-    relative, version = OVERRIDES.get(target, ("", ""))
+    relative, version = override(target) or ("", "")
     if relative in build.targets and not PLATFORM.is_windows:
         return f"`export HSA_OVERRIDE_GFX_VERSION={version}` runs the kernels of {relative}"
     return f"`{build_command(build.version, target)}` builds a wheel that has them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import backends
+from flash_attn.kernels import targets
 from flash_attn.runtime import device
 
 DEBUG = False  # if it is set, flash-attn 2.7's tests print what they compare
@@ -23,7 +24,7 @@ def get_arch() -> str:
 
 def is_cdna() -> bool:
     """Whether the current GPU is an Instinct one, with matrix cores and wavefronts of 64."""
-    return is_hip() and get_arch().startswith("gfx9")
+    return is_hip() and targets.get(get_arch()).family == "cdna"
 
 
 def is_rdna() -> bool:

@@ -61,17 +61,13 @@ def _beside(variant: Variant, gpu: Target, config: Config) -> bool:
     `any` would drop weights after their cast.
     """
     few_rows = 64 <= config.block_m < 16 * config.num_warps
-    return gpu.name == "sm_90" and few_rows and variant.dtype != "fp32" and variant.kind != "any"
-
-
-# The head dims whose plain 16-bit forwards are faster with sums of weights in parts: docs/notes/clock.md.
-_IN_PARTS = {"gfx942": (64, 128), "gfx950": (64,)}
+    return gpu.matrix_unit == "wgmma" and few_rows and variant.dtype != "fp32" and variant.kind != "any"
 
 
 def _parts(variant: Variant, gpu: Target, _: Config) -> int:
-    """How many sums of weights a row has, see `forward.attn_fwd`. Others were not measured, or gain nothing."""
+    """How many sums of weights a row has, see `forward.attn_fwd`."""
     measured = (variant.op == "fwd" and variant.kind in ("plain", "sink")) or variant.op == "sparse-fwd"
-    return 4 if measured and variant.dtype != "fp32" and variant.block_d in _IN_PARTS.get(gpu.name, ()) else 1
+    return 4 if measured and variant.dtype != "fp32" and variant.block_d in gpu.partial_sums else 1
 
 
 # Powers of two by which weights are enlarged where the matrix unit flushes subnormals: `common.shifted`.

@@ -17,6 +17,11 @@ from typing import Any, Literal
 KIB = 1024
 # Columns of `Target` for hardware errata.
 ERRATA = ("flushes_subnormals", "vopd_hazard")
+# Groups of instruction hazards. Each group is a set of rules in rocm_wheels/compile/check.
+Hazard = Literal[
+    "gfx9", "gfx940", "mfma", "mfma_gfx908", "gfx950",  # CDNA
+    "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite", "wmma_coexecution",  # RDNA, gfx1250
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,7 @@ class Target:
     family: the file of `tuning/` with its tiles.
     wavefront: threads that run in step.
     matrix_unit: the kind of its matrix instructions, None where it has none.
+    scalar_registers: scalar registers of every wave, before VCC. None where the descriptor of a kernel says it.
     fp8: Triton's name for the FP8 format of the matrix unit, None where the unit takes no FP8.
     num_xcds: compute dies with a level-2 cache each. The hardware deals consecutive programs to them in turn.
     half_up: whether kernels round fp32 to bf16 by integer arithmetic, because the GPU has no instruction for it.
@@ -39,16 +45,22 @@ class Target:
     flushes_subnormals: whether the matrix unit takes subnormal fp16 and bf16 inputs as zero. fp16 loses what lies below
     6.1e-5, bf16 only what lies below 1.2e-38.
     vopd_hazard: whether the GPU has the erratum of dual instructions that `vopd` rewrites.
+    hazards: the groups of hazard rules that its code is checked against. No row inherits them: the check refuses a
+    target of AMD without any.
+    partial_sums: the head dims whose plain 16-bit forwards are faster with four partial sums of weights:
+    docs/notes/clock.md. Others were not measured, or gain nothing.
     generic: the generic target whose code objects the GPU loads too.
     made_for: the GPU of its family whose assembly is assembled for this target. Triton does not compile for a generic
     target. For GPUs with 1024 registers LLVM spills more (docs/notes/clock.md).
+    runs_as: the GPU of its family whose kernels it runs under HSA_OVERRIDE_GFX_VERSION, where HIP loads no generic
+    code objects (ROCm 6.1 to 6.3).
     """
 
     name: str
     elf_machine: int = 0
     family: Literal["nvidia", "cdna", "rdna2", "rdna3", "rdna4"]
     wavefront: Literal[32, 64]
-    matrix_unit: Literal["mma", "mfma", "wmma"] | None
+    matrix_unit: Literal["mma", "wgmma", "mfma", "wmma"] | None
     fp8: Literal["fp8e4nv", "fp8e4b8"] | None
     num_xcds: int = 1
     half_up: bool
@@ -56,10 +68,14 @@ class Target:
     dropout_bits: int
     shared_memory: int
     registers: int
+    scalar_registers: int | None = None
     flushes_subnormals: bool = False
     vopd_hazard: bool = False
+    hazards: tuple[Hazard, ...] = ()
+    partial_sums: tuple[int, ...] = ()
     generic: str | None = None
     made_for: str | None = None
+    runs_as: str | None = None
 
     @property
     def vendor(self) -> Literal["amd", "nvidia"]:
@@ -93,12 +109,12 @@ _CDNA = Target(
 # No matrix unit: a thread has neighbouring columns.
 _RDNA2 = Target(
     name="", family="rdna2", wavefront=32, matrix_unit=None, fp8=None, half_up=True, flops_per_cycle=128,
-    dropout_bits=0b1111, shared_memory=64 * KIB, registers=1024,
+    dropout_bits=0b1111, shared_memory=64 * KIB, registers=1024, scalar_registers=106,
 )  # fmt: skip
 # WMMA of gfx11: a thread has every second column.
 _RDNA3 = Target(
     name="", family="rdna3", wavefront=32, matrix_unit="wmma", fp8=None, half_up=True, flops_per_cycle=512,
-    dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536, vopd_hazard=True,
+    dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536, scalar_registers=106, vopd_hazard=True,
 )  # fmt: skip
 # WMMA of gfx12: a thread has 8 columns, and the columns 16 to the right of these.
 _RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", flops_per_cycle=1024, dropout_bits=0b10111, vopd_hazard=False)
@@ -121,36 +137,58 @@ _ELF_MACHINES = {
 }  # fmt: skip
 
 
-def _rows(like: Target, *names: str, **facts: object) -> dict[str, Target]:
+def _rows(like: Target, *names: str, hazards: tuple[Hazard, ...] = (), **facts: object) -> dict[str, Target]:
     return {
-        name: replace(like, name=name, **{"elf_machine": _ELF_MACHINES.get(name, 0), **facts})  # type: ignore[arg-type]
+        name: replace(like, name=name, hazards=hazards, **{"elf_machine": _ELF_MACHINES.get(name, 0), **facts})  # type: ignore[arg-type]
         for name in names
     }
 
 
-_SMALL_GFX11 = ("gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153")
-_GFX10_3 = ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036")
+_GFX90A: tuple[Hazard, ...] = ("gfx9", "mfma")
+_GFX942: tuple[Hazard, ...] = (*_GFX90A, "gfx940")
+_GFX10: tuple[Hazard, ...] = ("vcmpx_permlane",)
+_GFX115: tuple[Hazard, ...] = (*_GFX10, "wmma")
+_GFX110: tuple[Hazard, ...] = (*_GFX115, "transcendental")
+_GFX120: tuple[Hazard, ...] = ("wmma", "sgpr_rewrite")
 
 # For targets that versions.toml does not have, Triton compiles kernels when they are first called.
 TARGETS: dict[str, Target] = {
-    **_rows(_CDNA, "gfx900", "gfx906", matrix_unit=None, flops_per_cycle=128, registers=256),
-    **_rows(_CDNA, "gfx908", registers=256),
+    **_rows(_CDNA, "gfx900", "gfx906", hazards=("gfx9",), matrix_unit=None, flops_per_cycle=128, registers=256),
+    **_rows(_CDNA, "gfx908", hazards=("gfx9", "mfma_gfx908"), registers=256),
     # MI200 alone flushes: ROCm, "MI200 MFMA behavior specifics"; PyTorch, "Numerical accuracy". gfx908 does not.
-    **_rows(_CDNA, "gfx90a", flushes_subnormals=True),
-    **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8, flops_per_cycle=2048),
-    **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, flops_per_cycle=4096, shared_memory=160 * KIB),
-    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", generic="gfx10-1-generic"),
-    **_rows(_RDNA2, *_GFX10_3, generic="gfx10-3-generic"),
-    **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151", generic="gfx11-generic"),
-    **_rows(_RDNA3, *_SMALL_GFX11, registers=1024, generic="gfx11-generic", made_for="gfx1100"),
-    **_rows(_RDNA4, "gfx1200", "gfx1201", generic="gfx12-generic"),
-    **_rows(_RDNA2, "gfx10-1-generic", made_for="gfx1010"),
-    **_rows(_RDNA2, "gfx10-3-generic", made_for="gfx1030"),
-    **_rows(_RDNA3, "gfx11-generic", made_for="gfx1100", registers=1024),
-    **_rows(_RDNA4, "gfx12-generic", made_for="gfx1201"),
-    **_rows(_RDNA4, "gfx1250", shared_memory=320 * KIB, registers=1024),
-    **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv"),
-}
+    **_rows(_CDNA, "gfx90a", hazards=_GFX90A, flushes_subnormals=True),
+    **_rows(
+        _CDNA, "gfx942", hazards=_GFX942, fp8="fp8e4b8", num_xcds=8, flops_per_cycle=2048, partial_sums=(64, 128),
+    ),
+    **_rows(
+        _CDNA, "gfx950", hazards=(*_GFX942, "gfx950"), fp8="fp8e4nv", num_xcds=8, half_up=False,
+        flops_per_cycle=4096, shared_memory=160 * KIB, partial_sums=(64,),
+    ),
+    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", hazards=_GFX10, generic="gfx10-1-generic"),
+    **_rows(_RDNA2, "gfx1030", hazards=_GFX10, generic="gfx10-3-generic"),
+    **_rows(
+        _RDNA2, "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
+        hazards=_GFX10, generic="gfx10-3-generic", runs_as="gfx1030",
+    ),
+    **_rows(_RDNA3, "gfx1100", hazards=_GFX110, generic="gfx11-generic"),
+    **_rows(_RDNA3, "gfx1101", hazards=_GFX110, generic="gfx11-generic", runs_as="gfx1100"),
+    **_rows(_RDNA3, "gfx1151", hazards=_GFX115, generic="gfx11-generic"),
+    **_rows(
+        _RDNA3, "gfx1102", "gfx1103", hazards=_GFX110, registers=1024, generic="gfx11-generic", made_for="gfx1100",
+        runs_as="gfx1100",
+    ),
+    **_rows(
+        _RDNA3, "gfx1150", "gfx1152", "gfx1153", hazards=_GFX115, registers=1024, generic="gfx11-generic",
+        made_for="gfx1100",
+    ),
+    **_rows(_RDNA4, "gfx1200", "gfx1201", hazards=_GFX120, generic="gfx12-generic"),
+    **_rows(_RDNA2, "gfx10-1-generic", hazards=_GFX10, made_for="gfx1010"),
+    **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX10, made_for="gfx1030"),
+    **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
+    **_rows(_RDNA4, "gfx12-generic", hazards=_GFX120, made_for="gfx1201"),
+    **_rows(_RDNA4, "gfx1250", hazards=("wmma_coexecution",), shared_memory=320 * KIB, registers=1024),
+    **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv", matrix_unit="wgmma"),
+}  # fmt: skip
 _CUDA = re.compile(r"sm_[1-9]\d{1,2}")
 
 
@@ -209,6 +247,17 @@ def facts(name: str) -> dict[str, Any]:
         "gpus": [gpu.name for gpu in TARGETS.values() if gpu.generic == name] if row.is_generic else [name],
         "min_hip": list(GENERIC_SINCE) if row.is_generic else None,
     }
+
+
+def override(name: str) -> tuple[str, str] | None:
+    """The GPU whose kernels a GPU runs where HIP loads no generic code objects, and the value of
+    HSA_OVERRIDE_GFX_VERSION that makes HIP load them: ("gfx1030", "10.3.0"). None for a GPU without such a relative.
+    """
+    row = TARGETS.get(name)
+    if row is None or row.runs_as is None:
+        return None
+    digits = row.runs_as.removeprefix("gfx")
+    return row.runs_as, f"{digits[:-2]}.{digits[-2]}.{digits[-1]}"
 
 
 def by_elf_machine(number: int) -> str | None:

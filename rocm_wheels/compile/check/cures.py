@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rocm_wheels.compile.check.instructions import Kernel
 
-NOP = "s_nop"
+NOP, VECTOR_NOP = "s_nop", "v_nop"
 
 
 class Finding(NamedTuple):
@@ -42,9 +42,13 @@ def cured(assembly: str, found: list[tuple[Kernel, list[Finding]]]) -> str:
 
 
 def _codes(findings: list[Finding]) -> list[str]:
-    """The lines to insert before one instruction: each other cure once, then the longest wait, in steps that every
-    target has.
+    """The lines to insert before one instruction: each other cure as often as a finding misses it (a wait for a counter
+    once), then the longest wait, in steps that every target has.
     """
     longest = max((finding.missing for finding in findings if finding.cure == NOP), default=0)
     steps = [f"{NOP} {min(8, longest - start) - 1}" for start in range(0, longest, 8)]
-    return [*dict.fromkeys(finding.cure for finding in findings if finding.cure != NOP), *steps]
+    times: dict[str, int] = {}
+    for finding in findings:
+        if finding.cure != NOP:
+            times[finding.cure] = max(times.get(finding.cure, 1), finding.missing if finding.cure == VECTOR_NOP else 1)
+    return [*(cure for cure, count in times.items() for _ in range(count)), *steps]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 
+from rocm_wheels.compile.check import hazards
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Instruction
 
@@ -25,7 +26,7 @@ def passes(mnemonic: str, target: str) -> int:
     if found is None or found[4].startswith("f64"):
         raise ValueError(f"{mnemonic}: the check has no passes for it on {target}")
     rows, depth, kind = int(found[1]), int(found[3]), found[4]
-    if not target.startswith(("gfx94", "gfx95")):
+    if "gfx940" not in hazards.of(target):
         return _PASSES_90A[rows]
     if rows == 4:
         return 2
@@ -60,8 +61,9 @@ def distance(what: str) -> Callable[[Instruction, Instruction, str], int]:
 
     def need(first: Instruction, second: Instruction, target: str) -> int:
         count = passes(first.mnemonic, target)
-        new = target.startswith(("gfx94", "gfx95"))
-        extra = int(target.startswith("gfx95") and count != 2)
+        groups = hazards.of(target)
+        new = "gfx940" in groups
+        extra = int("gfx950" in groups and count != 2)
         xdl = _is_xdl(first.mnemonic)
         if what.endswith("gfx908"):
             return max(0, count + {"read": 2, "write": -1, "overwrite": -3}[what.split()[0]])

@@ -4,9 +4,9 @@ a write.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from rocm_wheels.compile import sources
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Kernel
 
@@ -19,24 +19,23 @@ def findings(kernel: Kernel, target: str) -> list[str]:
 def _beyond(kernel: Kernel, target: str) -> Iterator[str]:
     """Uses of registers that the descriptor does not allocate.
 
-    `next_free_vgpr` counts both kinds of registers from gfx90a on: accumulators start at `accum_offset`.
+    From gfx90a on, `next_free_vgpr` counts both kinds of registers, and accumulators start at `accum_offset`. Earlier
+    GPUs have as many accumulators as vector registers.
     """
     described = kernel.descriptor
     if "next_free_vgpr" not in described:
         return
     vectors = described.get("accum_offset", described["next_free_vgpr"])
-    accumulators = described["next_free_vgpr"] - vectors
-    if re.match(r"gfx9(06|08)", target):
-        accumulators = vectors
-    most = 512 + 106 if target.startswith("gfx1") else 512 + described["next_free_sgpr"]
+    accumulators = described["next_free_vgpr"] - vectors if "accum_offset" in described else vectors
+    scalars = sources.module("kernels.targets").get(target).scalar_registers or described["next_free_sgpr"]
     for one in kernel.instructions:
         used = one.reads | one.writes
         if (used & isa.VGPRS & ~isa.AGPRS) >> vectors:
             yield f"{one.text}: a VGPR beyond the {vectors} of the kernel descriptor"
         if (used & isa.AGPRS) >> 256 + accumulators:
             yield f"{one.text}: an AGPR beyond the {accumulators} of the kernel descriptor"
-        if used & isa.SGPRS & ~isa.VCC & -1 << most:
-            yield f"{one.text}: an SGPR beyond the {described['next_free_sgpr']} of the kernel descriptor"
+        if used & isa.SGPRS & ~isa.VCC & -1 << 512 + scalars:
+            yield f"{one.text}: an SGPR beyond the {scalars} of the kernel descriptor"
 
 
 def _unwritten(kernel: Kernel) -> Iterator[str]:

@@ -12,17 +12,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rocm_wheels.compile.check import hazards
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Instruction
 from rocm_wheels.compile.check.matrix import distance, reads_accumulator
 
 # The unit of a distance: wait states (an instruction is one, `s_nop N` is N + 1), or vector instructions.
 STATES, VECTORS = "wait states", "vector instructions"
-
-_CDNA = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx94", "gfx95")
-_MATRIX = ("gfx90a", "gfx94", "gfx95")
-_GFX940 = ("gfx94", "gfx95")
-_GFX110 = ("gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx11-generic")
 
 Registers = Callable[[Instruction], int]
 Need = Callable[[Instruction, Instruction, str], int]
@@ -32,15 +28,15 @@ Need = Callable[[Instruction, Instruction, str], int]
 class Rule:
     """One hazard.
 
-    targets: prefixes of the names of GPU targets. producer, consumer: the registers with which an instruction takes
-    part, 0 if it does not. most: the largest distance; need: the distance for a producer, a consumer and a target.
-    unit: the unit of the distance. ends: instructions that end the hazard. cure: the line that adds one unit, or that
-    `ends` the hazard; with "" the kernel is refused.
+    hazards: the groups that the rule belongs to, see `Target.hazards`. producer, consumer: the registers with which an
+    instruction takes part, 0 if it does not. most: the largest distance; need: the distance for a producer, a consumer
+    and a target. unit: the unit of the distance. ends: instructions that end the hazard. cure: the line that adds one
+    unit, or that `ends` the hazard; with "" the kernel is refused.
     """
 
     name: str
     source: str
-    targets: tuple[str, ...]
+    hazards: tuple[str, ...]
     producer: Registers
     consumer: Registers
     most: int
@@ -54,8 +50,8 @@ def _writes(kinds: int, registers: int, *, but: int = 0) -> Registers:
     return lambda one: one.writes & registers if one.kinds & kinds and not one.kinds & but else 0
 
 
-def _reads(kinds: int, registers: int) -> Registers:
-    return lambda one: one.reads & registers if one.kinds & kinds else 0
+def _reads(kinds: int, registers: int, *, but: int = 0) -> Registers:
+    return lambda one: one.reads & registers if one.kinds & kinds and not one.kinds & but else 0
 
 
 def _named(pattern: str, registers: Registers) -> Registers:
@@ -91,13 +87,16 @@ def _selects_bits(one: Instruction) -> int:
     return one.writes & isa.VGPRS if one.kinds == isa.VALU and (shifted or high) else 0
 
 
-def _shift_amount(one: Instruction) -> int:
-    return one.sources[0] & isa.VGPRS if re.match(r"v_(lshl|lshr|ashr)rev_[bi]64", one.mnemonic) else 0
-
-
 def _waits_for_vectors(one: Instruction) -> bool:
-    """Whether an instruction waits for all results of vector instructions before it is issued."""
-    return bool(one.kinds & _MEMORY) or re.match(r"s_waitcnt_depctr .*(va_vdst\(0\)|0xfff\b)", one.text) is not None
+    """Whether an instruction waits for all results of vector instructions before it is issued. A wait for all but some
+    of them is none: `va_vdst(1)`, or a number whose highest four bits are not 0.
+    """
+    if one.kinds & _MEMORY:
+        return True
+    if one.mnemonic != "s_waitcnt_depctr":
+        return False
+    number = re.fullmatch(r"\S+\s+(0x[0-9a-f]+|\d+)", one.text)
+    return int(number[1], 0) >> 12 == 0 if number else "va_vdst(0)" in one.text
 
 
 _MEMORY = isa.VMEM | isa.LDS
@@ -117,162 +116,221 @@ def _after_dot_product(dot: Instruction, other: Instruction, _target: str) -> in
     return 0 if dot.mnemonic == other.mnemonic and not dot.writes & _operands(other) else 3
 
 
+def _coexecution(first: Instruction, second: Instruction, _target: str) -> int:
+    """The vector instructions between a WMMA of gfx1250 and an instruction that shares registers with it, by the
+    latency of the WMMA: 4, 8 or 16 cycles; sparse WMMA of 8 and 16 cycles. Another WMMA needs one more.
+    """
+    name = first.mnemonic
+    if "iu8" in name:
+        between = 8
+    elif re.search(r"_16x16x64_(fp8|bf8)", name) and "swmmac" not in name:
+        between = 1
+    else:
+        between = 2 if "swmmac" in name else 4
+    return between + bool(second.kinds & isa.WMMA)
+
+
+def _plain_vector(registers: Registers) -> Registers:
+    return lambda one: registers(one) & isa.VGPRS if one.kinds & isa.VALU and not one.kinds & isa.WMMA else 0
+
+
+def _index(one: Instruction) -> int:
+    """The register of the indices of a sparse WMMA, its third source."""
+    return one.sources[2] & isa.VGPRS if "swmmac" in one.mnemonic and len(one.sources) > 2 else 0
+
+
+def _product_sources(one: Instruction) -> int:
+    """A, B and the indices of a WMMA."""
+    return _operands(one) | _index(one) if one.kinds & isa.WMMA else 0
+
+
 RULES = (
     Rule(
-        name="VALU writes SGPR, VMEM reads it", source="LLVM checkVMEMHazards; guides, 4.5", targets=_CDNA,
+        name="VALU writes SGPR, VMEM reads it", source="LLVM checkVMEMHazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.VALU, isa.SGPRS), consumer=_reads(isa.VMEM, isa.SGPRS), most=5,
     ),
     Rule(
         name="VALU writes SGPR, v_readlane or v_writelane selects the lane by it",
-        source="LLVM checkRWLaneHazards; guides, 4.5", targets=_CDNA,
+        source="LLVM checkRWLaneHazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.VALU, isa.SGPRS),
         consumer=_named(r"v_(read|write)lane", lambda one: one.sources[1] & isa.SGPRS), most=4,
     ),
     Rule(
-        name="VALU writes VCC, v_div_fmas reads it", source="LLVM checkDivFMasHazards; guides, 4.5", targets=_CDNA,
+        name="VALU writes VCC, v_div_fmas reads it", source="LLVM checkDivFMasHazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.VALU, isa.VCC), consumer=_named("v_div_fmas", lambda _: isa.VCC), most=4,
     ),
     Rule(
-        name="VALU writes VGPR, DPP reads it", source="LLVM checkDPPHazards; guides, 4.5", targets=_CDNA,
+        name="VALU writes VGPR, DPP reads it", source="LLVM checkDPPHazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.VALU, isa.VGPRS), consumer=_dpp(_source(0)), most=2,
     ),
     Rule(
-        name="VALU writes EXEC, DPP", source="LLVM checkDPPHazards; guides, 4.5", targets=_CDNA,
+        name="VALU writes EXEC, DPP", source="LLVM checkDPPHazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.VALU, isa.EXEC), consumer=_dpp(lambda _: isa.EXEC), most=5,
     ),
     Rule(
         name="SALU writes M0, a load to LDS or a relative move reads it",
-        source="LLVM checkReadM0Hazards; guides, 4.5", targets=_CDNA,
+        source="LLVM checkReadM0Hazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.SALU, isa.M0),
         consumer=_named(r"buffer_|global_|ds_|[sv]_movrel", lambda one: one.reads & isa.M0), most=1,
     ),
     Rule(
-        name="s_setreg, s_getreg", source="LLVM checkGetRegHazards; guides, 4.5", targets=_CDNA,
+        name="s_setreg, s_getreg", source="LLVM checkGetRegHazards; guides, 4.5", hazards=("gfx9",),
         producer=_named("s_setreg", lambda _: 1), consumer=_named("s_[gs]etreg", lambda _: 1), most=2,
     ),
     Rule(
         name="store of more than 64 bits, VALU overwrites its data",
-        source="LLVM checkVALUHazards, pull requests 197267 and 203770; guides, 4.5", targets=_CDNA,
+        source="LLVM checkVALUHazards, pull requests 197267 and 203770; guides, 4.5", hazards=("gfx9",),
         producer=_wide_store, consumer=_writes(isa.VALU, isa.VGPRS), most=2,
-        need=lambda _store, _valu, target: 2 if target.startswith(_GFX940) else 1,
+        need=lambda _store, _valu, target: 2 if "gfx940" in hazards.of(target) else 1,
     ),
     Rule(
         name="buffer store of more than 64 bits with scalar offset, VALU overwrites its data",
-        source="LLVM pull request 197267, May 2026", targets=_GFX940,
+        source="LLVM pull request 197267, May 2026", hazards=("gfx940",),
         producer=_wide_store_with_offset, consumer=_writes(isa.VALU, isa.VGPRS), most=1,
     ),
     Rule(
         name="transcendental writes VGPR, another VALU reads it",
-        source="LLVM hasTransForwardingHazard; MI300 guide, 4.5", targets=_GFX940,
+        source="LLVM hasTransForwardingHazard; MI300 guide, 4.5", hazards=("gfx940",),
         producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS),
         consumer=lambda one: one.reads & isa.VGPRS if one.kinds == isa.VALU else 0, most=1,
     ),
     Rule(
-        name="VALU writes a part of a VGPR, VALU reads it", source="LLVM hasDstSelForwardingHazard", targets=_GFX940,
-        producer=_selects_bits, consumer=_reads(isa.VALU, isa.VGPRS), most=1,
+        name="VALU writes a part of a VGPR, VALU reads it", source="LLVM hasDstSelForwardingHazard",
+        hazards=("gfx940",), producer=_selects_bits, consumer=_reads(isa.VALU, isa.VGPRS), most=1,
     ),
     Rule(
         name="VALU writes SGPR or VCC, VALU reads it", source="LLVM hasVDecCoExecHazard; MI300 guide, 4.5",
-        targets=_GFX940, producer=_writes(isa.VALU, isa.SGPRS), consumer=_reads(isa.VALU, isa.SGPRS), most=2,
+        hazards=("gfx940",), producer=_writes(isa.VALU, isa.SGPRS), consumer=_reads(isa.VALU, isa.SGPRS), most=2,
     ),
     Rule(
         name="VALU writes VGPR, v_readlane reads it", source="LLVM hasVDecCoExecHazard; MI300 guide, 4.5",
-        targets=_GFX940, producer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
+        hazards=("gfx940",), producer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
         consumer=_named("v_read(first)?lane", _source(0)), most=1,
     ),
     Rule(
         name="VALU writes EXEC, v_readlane, v_writelane or MFMA",
-        source="LLVM hasVDecCoExecHazard, checkMAIHazards90A; MI300 guide, 4.5", targets=_MATRIX,
+        source="LLVM hasVDecCoExecHazard, checkMAIHazards90A; MI300 guide, 4.5", hazards=("mfma",),
         producer=_writes(isa.VALU, isa.EXEC),
         consumer=_named(r"v_(readlane|readfirstlane|writelane|s?mfmac?)", lambda _: isa.EXEC), most=4,
     ),
     Rule(
         name="VALU writes VGPR, lanes of permlane swap", source="LLVM checkPermlaneHazards, pull request 117286",
-        targets=("gfx95",), producer=_writes(isa.VALU, isa.VGPRS), most=2,
+        hazards=("gfx950",), producer=_writes(isa.VALU, isa.VGPRS), most=2,
         consumer=_named(r"v_permlane(16|32)_swap", lambda one: one.reads & isa.VGPRS),
     ),
     Rule(
-        name="VALU writes VGPR, MFMA reads it", source="LLVM checkMAIHazards90A; guides, 4.5", targets=_MATRIX,
+        name="VALU writes VGPR, MFMA reads it", source="LLVM checkMAIHazards90A; guides, 4.5", hazards=("mfma",),
         producer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA), consumer=_reads(isa.MFMA, isa.VGPRS), most=2,
     ),
     Rule(
-        name="dot product writes VGPR, another VALU uses it", source="LLVM checkMAIVALUHazards", targets=_MATRIX,
+        name="dot product writes VGPR, another VALU uses it", source="LLVM checkMAIVALUHazards", hazards=("mfma",),
         producer=_named(r"v_dot\d", lambda one: one.writes),
         consumer=_uses_vgprs, most=3, need=_after_dot_product,
     ),
     Rule(
         name="MFMA writes, MFMA reads as A or B", source="LLVM checkMAIHazards90A, pull request 222040",
-        targets=_MATRIX, producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("source"),
+        hazards=("mfma",), producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("source"),
         consumer=lambda one: _operands(one) if one.kinds & isa.MFMA else 0,
     ),
     Rule(
         name="MFMA writes, another MFMA accumulates on it", source="LLVM checkMAIHazards90A, pull request 218363",
-        targets=_MATRIX, producer=_writes(isa.MFMA, isa.VGPRS), consumer=reads_accumulator, most=18,
+        hazards=("mfma",), producer=_writes(isa.MFMA, isa.VGPRS), consumer=reads_accumulator, most=18,
         need=distance("accumulator"),
     ),
     Rule(
-        name="MFMA writes, VALU, memory or LDS reads", source="LLVM checkMAIVALUHazards", targets=_MATRIX,
+        name="MFMA writes, VALU, memory or LDS reads", source="LLVM checkMAIVALUHazards", hazards=("mfma",),
         producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("use"),
         consumer=lambda one: 0 if one.kinds & isa.MFMA else _reads(isa.VALU | _MEMORY, isa.VGPRS)(one),
     ),
     Rule(
-        name="MFMA writes, VALU overwrites", source="LLVM checkMAIVALUHazards, pull request 126132", targets=_MATRIX,
+        name="MFMA writes, VALU overwrites", source="LLVM checkMAIVALUHazards, pull request 126132", hazards=("mfma",),
         producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("use"),
         consumer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
     ),
     Rule(
-        name="MFMA accumulates on VGPR, VALU overwrites it", source="LLVM checkMAIVALUHazards", targets=_MATRIX,
+        name="MFMA accumulates on VGPR, VALU overwrites it", source="LLVM checkMAIVALUHazards", hazards=("mfma",),
         producer=reads_accumulator, most=15, need=distance("overwrite"),
         consumer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
     ),
     Rule(
-        name="MFMA writes, v_accvgpr_read reads", source="LLVM checkMAIHazards908", targets=("gfx908",),
+        name="MFMA writes, v_accvgpr_read reads", source="LLVM checkMAIHazards908", hazards=("mfma_gfx908",),
         producer=_writes(isa.MFMA, isa.VGPRS), most=18, need=distance("read of gfx908"),
         consumer=_named("v_accvgpr_read", lambda one: one.reads & isa.VGPRS),
     ),
     Rule(
         name="MFMA writes, another MFMA accumulates on a part of it", source="LLVM checkMAIHazards908",
-        targets=("gfx908",), producer=_writes(isa.MFMA, isa.VGPRS), consumer=reads_accumulator, most=16,
+        hazards=("mfma_gfx908",), producer=_writes(isa.MFMA, isa.VGPRS), consumer=reads_accumulator, most=16,
         need=distance("accumulator"),
     ),
     Rule(
-        name="MFMA writes, v_accvgpr_write overwrites", source="LLVM checkMAIHazards908", targets=("gfx908",),
+        name="MFMA writes, v_accvgpr_write overwrites", source="LLVM checkMAIHazards908", hazards=("mfma_gfx908",),
         producer=_writes(isa.MFMA, isa.VGPRS), most=15, need=distance("write of gfx908"),
         consumer=_named("v_accvgpr_write", lambda one: one.writes),
     ),
     Rule(
         name="MFMA accumulates on AGPR, v_accvgpr_write overwrites it", source="LLVM checkMAIHazards908",
-        targets=("gfx908",), producer=reads_accumulator, most=13, need=distance("overwrite of gfx908"),
+        hazards=("mfma_gfx908",), producer=reads_accumulator, most=13, need=distance("overwrite of gfx908"),
         consumer=_named("v_accvgpr_write", lambda one: one.writes),
     ),
     Rule(
-        name="v_accvgpr_write, MFMA reads", source="LLVM checkMAIHazards908", targets=("gfx908",),
+        name="v_accvgpr_write, MFMA reads", source="LLVM checkMAIHazards908", hazards=("mfma_gfx908",),
         producer=_named("v_accvgpr_write", lambda one: one.writes), consumer=_reads(isa.MFMA, isa.VGPRS), most=3,
         need=lambda write, mfma, _target: 3 if write.writes & _operands(mfma) else 1,
     ),
     Rule(
-        name="v_accvgpr_read, memory or LDS reads", source="LLVM checkMAILdStHazards", targets=("gfx908",),
+        name="v_accvgpr_read, memory or LDS reads", source="LLVM checkMAILdStHazards", hazards=("mfma_gfx908",),
         producer=_named("v_accvgpr_read", lambda one: one.writes), consumer=_reads(_MEMORY, isa.VGPRS), most=2,
     ),
     Rule(
-        name="v_cmpx, v_permlane", source="LLVM fixVcmpxPermlaneHazards", targets=("gfx10", "gfx11"),
+        name="v_cmpx, v_permlane", source="LLVM fixVcmpxPermlaneHazards", hazards=("vcmpx_permlane",),
         producer=_named("v_cmpx", lambda _: isa.EXEC), consumer=_named("v_permlane", lambda _: isa.EXEC),
         most=1, unit=VECTORS, cure="",
     ),
     Rule(
-        name="transcendental writes VGPR, VALU reads it", source="LLVM fixVALUTransUseHazard", targets=_GFX110,
-        producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS), consumer=_reads(isa.VALU, isa.VGPRS), most=6, unit=VECTORS,
+        name="transcendental writes VGPR, VALU reads it", source="LLVM fixVALUTransUseHazard",
+        hazards=("transcendental",), producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS),
+        consumer=_reads(isa.VALU, isa.VGPRS), most=6, unit=VECTORS,
         ends=_waits_for_vectors, cure="s_waitcnt_depctr depctr_va_vdst(0)",
     ),
     Rule(
         name="WMMA writes, WMMA reads as A or B", source="LLVM fixWMMAHazards, pull request 76143",
-        targets=("gfx11", "gfx1200", "gfx1201", "gfx12-generic"),
+        hazards=("wmma",),
         producer=_writes(isa.WMMA, isa.VGPRS), most=1, unit=VECTORS, cure="v_nop",
         consumer=lambda one: _operands(one) if one.kinds & isa.WMMA else 0,
+    ),
+    Rule(
+        name="WMMA writes, WMMA reads as A, B or indices", source="LLVM checkWMMACoexecutionHazards",
+        hazards=("wmma_coexecution",), producer=_writes(isa.WMMA, isa.VGPRS), consumer=_product_sources,
+        most=9, need=_coexecution, unit=VECTORS, cure="v_nop",
+    ),
+    Rule(
+        name="WMMA writes, VALU reads or overwrites", source="LLVM checkWMMACoexecutionHazards",
+        hazards=("wmma_coexecution",), producer=_writes(isa.WMMA, isa.VGPRS),
+        consumer=_plain_vector(lambda one: one.reads | one.writes), most=8, need=_coexecution, unit=VECTORS,
+        cure="v_nop",
+    ),
+    Rule(
+        name="WMMA reads A, B or indices, VALU overwrites them", source="LLVM checkWMMACoexecutionHazards",
+        hazards=("wmma_coexecution",), producer=_product_sources,
+        consumer=_plain_vector(lambda one: one.writes), most=8, need=_coexecution, unit=VECTORS, cure="v_nop",
+    ),
+    Rule(
+        name="transcendental writes VGPR, another VALU reads it at once", source="LLVM fixVALUTransCoexecutionHazards",
+        hazards=("wmma_coexecution",), producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS),
+        consumer=_reads(isa.VALU, isa.VGPRS, but=isa.TRANSCENDENTAL),
+        most=1, unit=VECTORS, cure="v_nop",
+    ),
+    Rule(
+        name="transcendental reads VGPR, another VALU overwrites it at once",
+        source="LLVM fixVALUTransCoexecutionHazards", hazards=("wmma_coexecution",),
+        producer=_reads(isa.TRANSCENDENTAL, isa.VGPRS),
+        consumer=_writes(isa.VALU, isa.VGPRS, but=isa.TRANSCENDENTAL),
+        most=1, unit=VECTORS, cure="v_nop",
     ),
 )  # fmt: skip
 
 
 def for_target(target: str) -> tuple[Rule, ...]:
-    """The rules of a GPU target."""
-    return tuple(rule for rule in RULES if target.startswith(rule.targets))
+    """The rules of a target of AMD. Raises ValueError for an unknown target and for one without hazards."""
+    groups = hazards.of(target)
+    return tuple(rule for rule in RULES if not groups.isdisjoint(rule.hazards))

@@ -32,10 +32,6 @@ class _State(NamedTuple):
     vector: int
 
 
-def applies(target: str) -> bool:
-    return target in ("gfx1200", "gfx1201", "gfx12-generic")
-
-
 def findings(kernel: Kernel) -> list[Finding]:
     """The reads of a kernel that may get an old value on some path, in the order of the instructions."""
     joins = Counter(at for following in kernel.followers for at in following)

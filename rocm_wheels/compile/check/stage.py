@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from rocm_wheels.compile import sources
-from rocm_wheels.compile.check import cures, instructions, matrix, resources, rules, scalars, scan
+from rocm_wheels.compile.check import cures, hazards, instructions, matrix, resources, rules, scalars, scan
 from rocm_wheels.compile.check.cures import Finding, cured
 from rocm_wheels.compile.check.instructions import Kernel, kernels
 from rocm_wheels.errors import CompileFailed
@@ -34,19 +34,20 @@ class Report:
 
 def modules() -> tuple[ModuleType, ...]:
     """The modules with the code of the check. Their sources are part of the key of each code object."""
-    here = (sys.modules[__name__], cures, instructions, matrix, resources, rules, scalars, scan)
+    here = (sys.modules[__name__], cures, hazards, instructions, matrix, resources, rules, scalars, scan)
     return (*here, *(sources.module(f"kernels.{name}") for name in ("vopd", "pairing", "targets")))
 
 
 def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
-    """The text of one or more kernels without hazards. Raises CompileFailed, which names the instruction and the rule.
+    """The text of one or more kernels without hazards. Raises CompileFailed, which names the instruction and the rule,
+    or a target of AMD without rules.
 
-    where: the name of the text in the error. A target without rules (gfx1250, NVIDIA's) is not checked.
+    where: the name of the text in the error. Code for NVIDIA is not checked: its assembler waits by itself.
     """
-    if not rules.for_target(target):
+    row = sources.module("kernels.targets").get(target)
+    if row.vendor == "nvidia":
         return assembly, Report(pairs=0, found={}, added=0)
     vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
-    row = sources.module("kernels.targets").get(target)
     text, pairs = assembly, 0
     try:
         if row.vopd_hazard:
@@ -70,4 +71,4 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
 
 def _findings(kernel: Kernel, target: str) -> list[Finding]:
     found = scan.findings(kernel, target)
-    return found + scalars.findings(kernel) if scalars.applies(target) else found
+    return found + scalars.findings(kernel) if "sgpr_rewrite" in hazards.of(target) else found

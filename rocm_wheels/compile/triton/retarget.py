@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from rocm_wheels.compile import sources
 from rocm_wheels.errors import CompileFailed
 
 _TRIPLE = "amdgcn-amd-amdhsa--"
@@ -21,7 +22,9 @@ def assemble(assembly: str, target: str) -> bytes:
     """Assembles a code object with the options that Triton uses. Raises CompileFailed."""
     from triton._C.libtriton import amd
 
-    features = "-real-true16" if "gfx11" in target else ""  # the option that Triton passes for gfx11
+    features = (
+        "-real-true16" if sources.module("kernels.targets").get(target).family == "rdna3" else ""
+    )  # the option that Triton passes for gfx11
     try:
         linkable = amd.assemble_amdgcn(assembly, target, features)
     except Exception as error:

@@ -1,0 +1,1 @@
+../../flash_attn_src/flash_attn/kernels/targets.py
