@@ -202,7 +202,7 @@ MASK = BlockMask(torch.ones(1, 1, 2, 2, dtype=torch.bool, device=DEVICE))
         (lambda: flash_attn_block_sparse_func(Q, K, K, MASK, softmax_scale=-1.0), "softmax_scale: got -1.0"),
         (lambda: flash_attn_block_sparse_func(Q, K, K, MASK, return_lse=1), "return_lse: got 1"),
         (lambda: flash_attn_block_sparse_func(Q, K, K[..., :32], MASK), "head_dim: got 64 and 32 for v"),
-        (lambda: flash_attn_block_sparse_func(Q.double(), K, K, MASK), "k: got torch.float16"),
+        (lambda: flash_attn_block_sparse_func(Q.float(), K, K, MASK), "k: got torch.float16"),
         (lambda: patterns.sliding_tiles((2, 4, 4), (3, 3, 3), 128), "window: got (3, 3, 3) for (2, 4, 4) tiles"),
         (lambda: patterns.sliding_tiles((3, 4, 4), (3, 3, 3), 100), "tokens_per_tile: got 100"),
         (lambda: patterns.either(MASK, BlockMask(MASK.seen, (64, 64))), "block_size: got masks of (128, 128)"),
