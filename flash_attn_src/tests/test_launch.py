@@ -28,6 +28,8 @@ from flash_attn.kernels.variants import Variant, table
 from flash_attn.runtime import ck_planner, device, driver, jit, layer, store, stored
 from flash_attn.runtime.ck_planner import Launch
 from triton.backends.amd import compiler
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 IMAGE = bytes(range(256)) * 8
 VARIANT = Variant("fwd", "bf16", 64, "plain")
@@ -271,11 +273,30 @@ def test_the_jit_skips_empty_grids(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PassManager::run failed", store.KernelError, r"^Triton \S+ cannot compile fwd-\S+ for gfx950 \(PassManager"),
         ("HIP out of memory", RuntimeError, "^HIP out of memory$"),
     ):
+        kernel.failure = ""
         kernel.function = {(1, 1, 1): mock.Mock(side_effect=RuntimeError(words))}
         with pytest.raises(kind, match=told):
             kernel.launch((1, 1, 1), (), ())
     append = jit.JitKernel(Variant("append", "bf16", 64, "plain"), "gfx942")
     assert (append.block_m, append.block_n, append.num_xcds) == (16, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OutOfResources(99000, 65536, "shared memory"), "out of resource: shared memory, Required: 99000"),
+        (CompilationError("def f(): x", None, "no such dot"), "no such dot"),
+    ],
+)
+def test_an_error_of_tritons_compiler_is_one_of_a_kernel(error: Exception, told: str) -> None:
+    """The kernel's next launch says so at once: to compile again would take seconds."""
+    kernel = jit.Interpreter().kernel(VARIANT)
+    function = mock.Mock(side_effect=error)
+    kernel.function, kernel.options, kernel.absent = {(1, 1, 1): function}, {}, []
+    for _ in range(2):
+        with pytest.raises(store.KernelError, match=rf"Triton \S+ cannot compile fwd-\S+ for gfx950 \(.*{told}"):
+            kernel.launch((1, 1, 1), (torch.ones(1),), ())
+    assert function.call_count == 1
 
 
 @pytest.mark.parametrize(("target", "repairs"), [("gfx1150", True), ("gfx11-generic", True), ("gfx1201", False)])

@@ -266,9 +266,14 @@ def test_arguments_mean_what_they_mean_to_pytorch(options: dict[str, Any]) -> No
         assert served + passed == 1
 
 
-def test_a_kernel_that_cannot_be_compiled_goes_to_pytorch_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [KernelError, NotImplementedError])
+def test_a_kernel_that_cannot_be_compiled_goes_to_pytorch_and_is_reported(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = f"fwd_64: Triton cannot compile it for gfx000 ({kind.__name__})"
+
     def refuse(*_: Any) -> torch.Tensor:
-        raise KernelError("fwd_64: Triton cannot compile it for gfx000")
+        raise kind(why)
 
     inputs = _qkv(1, 2, 5, 8)
     expected = attend(*inputs)
@@ -277,7 +282,7 @@ def test_a_kernel_that_cannot_be_compiled_goes_to_pytorch_and_is_reported(monkey
         out, served, passed = _counted(lambda: attend(*inputs))
     assert torch.equal(out, expected)
     assert (served, passed) == (0, 1)
-    assert sdpa_report().passed_on["no kernel: fwd_64: Triton cannot compile it for gfx000"] == 1
+    assert sdpa_report().passed_on[f"no kernel: {why}"] == 1
 
 
 def test_a_call_that_raises_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +385,51 @@ def test_a_with_block_inside_of_a_compiled_function(backend: str, grad: bool) ->
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(f(x), expected)
     assert not override.active
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_compiled_for_other_shapes(dynamic: bool | None) -> None:
+    def work(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+        out: torch.Tensor = attend(q, k, k, attn_mask=mask, is_causal=is_causal)
+        return out
+
+    f = torch.compile(work, backend="aot_eager", dynamic=dynamic, fullgraph=True)
+    for rows in (5, 9, 17):
+        q, k = torch.randn(2, 4, rows, 16, device=DEVICE), torch.randn(2, 4, rows + 3, 16, device=DEVICE)
+        for mask, is_causal in ((None, False), (torch.zeros(rows, rows + 3, device=DEVICE), False), (None, True)):
+            with use_for_sdpa():
+                out = f(q, k, mask, is_causal)
+            torch.testing.assert_close(out, work(q, k, mask, is_causal))
+
+
+def test_the_first_use_within_a_compiled_function(tmp_path: Path) -> None:
+    """It drops graphs of before, among them the graph that runs."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+            import flash_attn, torch
+            from flash_attn.sdpa import attention
+            attention.is_on_gpu = lambda _: True
+            attend = torch.nn.functional.scaled_dot_product_attention
+
+            @torch.compiler.disable
+            def inside(x):
+                with flash_attn.use_for_sdpa():
+                    return attend(x, x, x)
+
+            @torch.compile(backend="aot_eager")
+            def outside(x):
+                return inside(x + 1) + attend(x, x, x)
+
+            x = torch.randn(1, 2, 5, 8)
+            wanted = attend(x + 1, x + 1, x + 1) + attend(x, x, x)
+            for _ in range(2):
+                torch.testing.assert_close(outside(x), wanted)
+            print(flash_attn.sdpa_report().served)
+        """),
+        encoding="utf-8",
+    )
+    assert _program(tmp_path, str(program)) == "2"
 
 
 def test_a_trace_that_fails_inside_of_a_with_block_leaves_it_off() -> None:

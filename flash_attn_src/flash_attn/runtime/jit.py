@@ -35,6 +35,7 @@ class JitKernel:
         spec = launches.specification(variant, target, config)
         module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
         self.name = f"{variant.name} for {target}"
+        self.failure = ""
         self.variant = variant
         self.index = index
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
@@ -53,6 +54,8 @@ class JitKernel:
         """See `device.Kernel.launch`. Triton launches on torch's current stream by itself."""
         if 0 in grid:
             return
+        if self.failure:  # to try again would take seconds
+            raise KernelError(self.failure)
         given = [self._stand_in(place, tensors) if x is None else x for place, x in enumerate(tensors)]
         arguments: list[torch.Tensor | float | None] = [*given, *numbers]
         for place in self.absent:
@@ -65,15 +68,16 @@ class JitKernel:
                     stack.enter_context(repaired())
                 options = stack.enter_context(switched(self.options))
                 self.function[grid](*arguments, **options)
-        except RuntimeError as error:
-            if "PassManager" not in str(error):
+        except Exception as error:
+            if not _is_of_compiler(error):
                 raise
             import triton
 
-            raise KernelError(
-                f"Triton {triton.__version__} cannot compile {self.name} ({error}). The Triton of a newer torch may; "
-                "a wheel with kernels for this GPU, where there is one, needs no Triton"
-            ) from error
+            self.failure = (
+                f"Triton {triton.__version__} cannot compile {self.name} ({_summary(error)}). The Triton of a newer "
+                "torch may; a wheel with kernels for this GPU, where there is one, needs no Triton"
+            )
+            raise KernelError(self.failure) from error
 
     def _stand_in(self, place: int, tensors: Tensors) -> torch.Tensor:
         """A tensor to pass for an absent pointer. Triton needs its type; the kernel never reads it."""
@@ -81,6 +85,19 @@ class JitKernel:
         taken = [name for place, name in enumerate(self.function.arg_names) if place not in self.absent]
         type_ = self.variant.operation.argument_type(taken[place], self.variant.dtype)
         return torch.empty(1, dtype=_POINTERS.get(type_, given.dtype), device=given.device)
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether Triton's compiler has failed: by an error of its own, such as shared memory that a GPU lacks, or by an
+    error of MLIR. Errors of the interpreter are those of a kernel."""
+    names = {each.__name__ for each in type(error).__mro__}
+    return ("TritonError" in names and "InterpreterError" not in names) or "PassManager" in str(error)
+
+
+def _summary(error: Exception) -> str:
+    """The last line of an error that says something. Triton's begin with the source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 class Interpreter:

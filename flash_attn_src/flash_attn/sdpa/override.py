@@ -73,7 +73,7 @@ def _kernel(
         if reason is None:
             try:
                 out = kernels.attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-            except KernelError as error:
+            except (KernelError, NotImplementedError) as error:
                 reason = f"no kernel: {error}"
             else:
                 if counted:
