@@ -1,9 +1,9 @@
 "use strict";
 
-const AXES = ["python", "torch", "rocm", "gpu", "backend", "flash_attn"];
+const AXES = ["python", "torch", "rocm", "gpu", "backend", "flash_attn", "platform"];
 const DEFAULT_BACKEND = "ck";
 const OLDEST_TORCH = "2.5"; // that the universal wheel runs with
-const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backend: "backend", flash_attn: "flash-attn"};
+const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backend: "backend", flash_attn: "flash-attn", platform: "system"};
 
 const numbers = (version) => version.replace(".post", ".").split(".").map(Number); // 2.8.3.post2 too
 
@@ -31,7 +31,14 @@ function parseEnvironment(text) {
     rocm: hip || (torch[2] === "rocm" ? torch[3] : ""),
     gpus: [...new Set(text.match(/\bgfx[0-9a-f]{3,5}\b/g) ?? [])],
     notRocm: Boolean(torch[1]) && !hip && torch[2] !== "rocm",
+    platform: systemIn(first(/^(?:.*\bsystem=|OS: |Python platform: )(.*)/m)),
   };
+}
+
+// "windows" or "linux", by the name of a system; "" where it is unknown, such as on a phone.
+function systemIn(name) {
+  if (/windows|win32|win64/i.test(name)) return "windows";
+  return /linux|ubuntu|debian|fedora|red hat|suse/i.test(name) && !/android/i.test(name) ? "linux" : "";
 }
 
 // The universal wheel supports every ROCm, torch from OLDEST_TORCH on, and Python from the version in its name on.
@@ -59,7 +66,7 @@ const matches = (wheel, want) => AXES.every((axis) => fits(wheel, want, axis));
 // same order.
 function distance(wheel, want) {
   const away = ["torch", "rocm", "python"].map((axis) => off(wheel, want, axis));
-  const differing = away.filter(Boolean).length + ["backend", "flash_attn"].filter((axis) => !fits(wheel, want, axis)).length;
+  const differing = away.filter(Boolean).length + ["backend", "flash_attn", "platform"].filter((axis) => !fits(wheel, want, axis)).length;
   return [fits(wheel, want, "gpu") ? 0 : 1, differing, ...away];
 }
 
@@ -121,7 +128,20 @@ function impossible(want, known) {
 }
 
 const indexOf = (wheel) => (isUniversal(wheel) ? "simple/" : `rocm${wheel.rocm}/torch${wheel.torch}/simple/`);
-const pipLine = (wheel, site) => `pip install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
+const pip = (platform) => (platform === "windows" ? "python -m pip" : "pip"); // a portable Python is not in PATH
+const pipLine = (wheel, site) => `${pip(wheel.platform)} install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
+
+// Why no wheel for Windows can serve what is wanted, or "": as which.py has it.
+function unserved(want, known) {
+  if (want.backend && want.backend !== "triton") return `A wheel for Windows has Triton kernels alone, none of ${want.backend}.`;
+  if (want.gpus.length && !want.gpus.some((gpu) => known.windows.includes(gpu))) return `AMD's torch for Windows does not serve ${want.gpus.join(", ")}.`;
+  return "";
+}
+
+function windowsBuildLine(want, known, newest) {
+  const fit = want.gpus.filter((gpu) => known.windows.includes(gpu));
+  return (fit.length ? `PYTORCH_ROCM_ARCH="${fit.join(";")}" ` : "") + `./build_rocm.sh ${want.flash_attn || newest} --platform windows`;
+}
 
 // The command that installs torch of a minor version for that ROCm, or else for torch's newest ROCm. It names the label
 // of torch's version, because otherwise pip keeps another build of that version.
@@ -162,11 +182,12 @@ function start(page) {
   const {site, repository} = page.body.dataset;
   const known = JSON.parse(at("known").textContent);
   const selects = Object.fromEntries(AXES.map((axis) => [axis, at(axis)]));
+  const here = systemIn(navigator.userAgent);
   let notRocm = false; // what was pasted says that torch is not built for ROCm
   const newest = [...selects.flash_attn.options].map((option) => option.value).filter((value) => !value.includes("post")).pop();
   const rows = [...page.querySelectorAll("#wheels tbody tr")].map((row) => {
-    const {python, torch, rocm, backend, flashAttn, version, targets, yanked, verdict} = row.dataset;
-    return {row, python, torch, rocm, backend, flash_attn: flashAttn, version, targets: targets.split(" "), yanked: yanked ?? null, verdict};
+    const {platform, python, torch, rocm, backend, flashAttn, version, targets, yanked, verdict} = row.dataset;
+    return {row, platform, python, torch, rocm, backend, flash_attn: flashAttn, version, targets: targets.split(" "), yanked: yanked ?? null, verdict};
   });
 
   const element = (tag, properties = {}, ...children) => {
@@ -196,6 +217,15 @@ function start(page) {
   }
 
   function answer(want, shown) {
+    if (!want.platform) return ["", [element("p", {textContent: "Choose the system to get your line."})]];
+    if (notRocm && want.platform === "windows") {
+      return ["missing", [
+        element("h3", {textContent: "Install torch for ROCm first"}),
+        element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
+        command("python -m pip uninstall -y torch torchvision torchaudio", "the line that removes torch"),
+        command(`python -m pip ${known.windows_torch}`, "the line that installs torch"),
+      ]];
+    }
     if (notRocm && want.torch) {
       const there = !want.rocm || known.torch[want.torch]?.rocm[want.rocm];
       return ["missing", [
@@ -205,12 +235,13 @@ function start(page) {
       ]];
     }
     const universal = universalFor(rows, want);
-    const open = universal ? [] : ["python", "torch", "rocm"].filter((axis) => !want[axis]).map((axis) => NAMES[axis]);
+    const open = universal || want.platform === "windows" ? [] : ["python", "torch", "rocm"].filter((axis) => !want[axis]).map((axis) => NAMES[axis]);
     if (open.length) {
       const count = `${shown} wheel${shown === 1 ? "" : "s"} match${shown === 1 ? "es" : ""}.`;
       return ["", [element("p", {}, rows.length ? `${count} ` : "", `Choose ${open.join(", ").replace(/, ([^,]*)$/, " and $1")} to get your line.`)]];
     }
-    const {wheel, nearest} = universal ? {wheel: universal} : choose(rows, want);
+    const onWindows = want.platform === "windows"; // where there are universal wheels alone
+    const {wheel, nearest} = universal ? {wheel: universal} : onWindows ? {} : choose(rows, want);
     if (wheel) {
       const left = want.gpus.filter((gpu) => !wheel.targets.includes(gpu));
       return ["found", [
@@ -220,7 +251,7 @@ function start(page) {
         ...(left.length ? [element("p", {textContent: `It has no kernels for ${left.join(", ")}.`})] : []),
       ]];
     }
-    const why = impossible(want, known);
+    const why = onWindows ? unserved(want, known) : impossible(want, known);
     const withdrawn = rows.find((row) => row.yanked !== null && matches(row, want));
     const title = withdrawn ? `Withdrawn: ${withdrawn.yanked}` : why ? "This combination does not exist" : "No such wheel yet";
     const parts = [element("h3", {textContent: title})];
@@ -239,8 +270,8 @@ function start(page) {
     if (!why) {
       parts.push(
         element("p", {}, "Build it, in a clone of ", element("a", {href: repository, textContent: "the repository"}), "; it needs no GPU and no ROCm:"),
-        command(buildLine(want, known, newest), "the build line"),
-        element("p", {}, "or ", element("a", {id: "request", href: requestUrl({...want, gpu: want.gpus.join(",")}, repository), textContent: "ask for it"}), ": the form is filled in."),
+        command(onWindows ? windowsBuildLine(want, known, newest) : buildLine(want, known, newest), "the build line"),
+        ...(onWindows ? [element("p", {textContent: "Run it on Linux or in WSL."})] : [element("p", {}, "or ", element("a", {id: "request", href: requestUrl({...want, gpu: want.gpus.join(",")}, repository), textContent: "ask for it"}), ": the form is filled in.")]),
       );
     }
     return ["missing", parts];
@@ -282,6 +313,7 @@ function start(page) {
     const text = at("paste").value;
     const found = parseEnvironment(text);
     for (const axis of ["python", "torch", "rocm", "gpu"]) selects[axis].value = "";
+    selects.platform.value = found.platform || selects.platform.value || here;
     notRocm = found.notRocm;
     const unknown = select({...found, gpu: found.gpus.join(",")});
     const notes = [];
@@ -296,7 +328,7 @@ function start(page) {
   at("paste").addEventListener("input", paste);
   for (const control of Object.values(selects)) control.addEventListener("change", update);
   at("reset").addEventListener("click", () => {
-    for (const control of Object.values(selects)) control.value = "";
+    for (const [axis, control] of Object.entries(selects)) control.value = axis === "platform" ? here : "";
     at("paste").value = at("pasted").textContent = "";
     notRocm = false;
     update();
@@ -306,7 +338,7 @@ function start(page) {
   detect.classList.add("one-line");
   at("command").replaceWith(detect);
   page.body.classList.add("live");
-  select(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+  select({platform: here, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1)))});
   update();
 }
 

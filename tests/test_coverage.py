@@ -75,6 +75,22 @@ def test_wanted_against_published(data: Versions, matrix: Path) -> None:
     assert lines[-1] == f"beside   {extra}"
 
 
+def test_universal_wheels_are_counted_for_each_system(data: Versions, matrix: Path) -> None:
+    wanted = coverage.universals(data, matrix)
+    claims = list(dict.fromkeys(claim for claim, _ in wanted))
+    assert {system.name for _, system in wanted} == {"linux", "windows"}
+    assert len(wanted) == 2 * len(claims) > 2
+    there = [names.wheel_name(claims[0], tag) for tag in ("win_amd64", wheelhouse.PLATFORM)]
+    there.append(names.wheel_name(claims[1], wheelhouse.PLATFORM))
+    lines = coverage.table(coverage.wanted(data, matrix), there, wanted).splitlines()
+    assert f"universal wheels for Linux: 2 of {len(claims)}" in lines
+    assert f"universal wheels for Windows: 1 of {len(claims)}" in lines
+    assert f"3 of {20 + len(wanted)} wanted wheels are published" in lines
+    assert f"missing  ./build_rocm.sh {claims[1]} --platform windows" in lines
+    assert f"missing  ./build_rocm.sh {claims[1]} --platform linux" not in lines
+    assert not [line for line in lines if line.startswith("beside")]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -96,6 +112,7 @@ def test_of_one_release(
 ) -> None:
     cells = coverage.wanted(data, matrix)
     monkeypatch.setattr(coverage, "wanted", lambda _: cells)
+    monkeypatch.setattr(coverage, "universals", lambda _: [])
     monkeypatch.delenv("GITHUB_TOKEN", raising=False)
     monkeypatch.delenv("GH_TOKEN", raising=False)
     with fake_github.serve(fake_github.Hub()) as hub:

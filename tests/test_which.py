@@ -230,12 +230,19 @@ def test_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         code, out, err = run(tmp_path / "site", card, monkeypatch, capsys)
         if len(platforms) == 1:
             assert code == 1
-            assert "build    ./build_rocm.sh 2.8.3 --platform windows  # on Linux or in WSL" in err
+            assert 'build    PYTORCH_ROCM_ARCH="gfx1101" ./build_rocm.sh 2.8.3 --platform windows  # on Linux' in err
+            for option, value, why in (
+                ("--backend", "ck", "Triton kernels alone"),
+                ("--gpu", "gfx942", "not serve gfx942"),
+            ):
+                assert why in run(tmp_path / "site", card, monkeypatch, capsys, option, value)[2]
         else:
             assert (
                 out == f'{pip} install "flash_attn==2.8.3+rocm" --extra-index-url https://example.org/wheels/simple/\n'
             )
             assert "win_amd64.whl" in err
+            assert run(tmp_path / "site", card, monkeypatch, capsys, "--backend", "triton")[1] == out
+            assert run(tmp_path / "site", card, monkeypatch, capsys, "--backend", "ck")[0] == 1
     _, _, err = run(tmp_path / "site", card._replace(torch="2.12.0", hip=None), monkeypatch, capsys)
     assert f"torch    {pip} uninstall -y torch torchvision torchaudio\n" in err
     assert f'torch    {pip} install "torch[device-all]"' in err
@@ -451,30 +458,40 @@ def planned(data: Versions, cell: str, targets: Sequence[str], backend: str | No
     [
         (
             "python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.41133-dd7f95766 gpu=gfx942:sramecc+:xnack-,gfx942:sramecc+",
-            {"python": "3.11", "torch": "2.5", "rocm": "6.2", "gpus": ["gfx942"], "notRocm": False},
+            {"python": "3.11", "torch": "2.5", "rocm": "6.2", "gpus": ["gfx942"]},
         ),
         (
             "PyTorch version: 2.10.0+rocm7.1\nIs debug build: False\nCUDA used to build PyTorch: N/A\n"
             "ROCM used to build PyTorch: 7.1.25424-4179531dcd\n\nOS: Ubuntu 22.04\n"
             "Python version: 3.14.0 (main, Oct 10 2025) [GCC 11.4.0] (64-bit runtime)\nPython platform: Linux-6.8.0\n"
             "GPU models and configuration: AMD Instinct MI250X (gfx90a:sramecc+:xnack-)\nHIP runtime version: 7.1.2",
-            {"python": "3.14", "torch": "2.10", "rocm": "7.1", "gpus": ["gfx90a"], "notRocm": False},
+            {"python": "3.14", "torch": "2.10", "rocm": "7.1", "gpus": ["gfx90a"], "platform": "linux"},
         ),
         (
             "Package     Version\nnumpy       2.1.0\ntorch       2.6.0+rocm6.2.4\ntorchvision 0.21.0+rocm6.2.4\n",
-            {"python": "", "torch": "2.6", "rocm": "6.2", "gpus": [], "notRocm": False},
+            {"python": "", "torch": "2.6", "rocm": "6.2", "gpus": []},
         ),
-        ("torch==2.7.1+rocm6.3", {"python": "", "torch": "2.7", "rocm": "6.3", "gpus": [], "notRocm": False}),
+        ("torch==2.7.1+rocm6.3", {"python": "", "torch": "2.7", "rocm": "6.3", "gpus": []}),
+        (
+            "system=Windows python=3.13.1 torch=2.12.0+rocm7.14.0 hip=7.14.60850 gpu=gfx1201",
+            {"python": "3.13", "torch": "2.12", "rocm": "7.14", "gpus": ["gfx1201"], "platform": "windows"},
+        ),
+        (
+            "PyTorch version: 2.12.0+rocm7.14.0\nOS: Microsoft Windows 11 Pro (10.0.26100 64-bit)\n"
+            "Python platform: Windows-11-10.0.26100-SP0",
+            {"python": "", "torch": "2.12", "rocm": "7.14", "gpus": [], "platform": "windows"},
+        ),
         (
             "python=3.12.3 torch=2.5.1+cu124 hip=None gpu=NVIDIA H200",
             {"python": "3.12", "torch": "2.5", "rocm": "", "gpus": [], "notRocm": True},
         ),
-        ("<script>alert(1)</script>", {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False}),
-        ("", {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False}),
+        ("<script>alert(1)</script>", {"python": "", "torch": "", "rocm": "", "gpus": []}),
+        ("", {"python": "", "torch": "", "rocm": "", "gpus": []}),
     ],
 )
 def test_reports_that_can_be_pasted(page: MiniRacer, text: str, expected: dict[str, Any]) -> None:
-    assert js(page, "parseEnvironment", text) == expected
+    nothing = {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False, "platform": ""}
+    assert js(page, "parseEnvironment", text) == {**nothing, **expected}
 
 
 def test_the_command_to_paste_from_runs_in_a_shell(tmp_path: Path, page: MiniRacer) -> None:
@@ -492,6 +509,7 @@ def test_the_command_to_paste_from_runs_in_a_shell(tmp_path: Path, page: MiniRac
         "rocm": "6.2",
         "gpus": ["gfx942"],
         "notRocm": False,
+        "platform": "linux",
     }
 
 

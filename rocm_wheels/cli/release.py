@@ -352,7 +352,7 @@ def _coverage(arguments: argparse.Namespace) -> int:
         api = _github(arguments, writes=False)
         releases = _releases(arguments.release_json) if arguments.release_json else list(api.releases())
         published = coverage.released(releases, arguments.release)
-    print(coverage.table(coverage.wanted(data), published))
+    print(coverage.table(coverage.wanted(data), published, coverage.universals(data)))
     return 0
 
 

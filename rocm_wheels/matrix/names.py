@@ -31,7 +31,8 @@ UNIVERSAL_LABEL = "rocm"
 class ParsedWheel:
     """The parts of a wheel's name. torch is a minor version ("2.5"), because the label holds no more.
 
-    In the universal wheel, rocm and torch are "" and python is the oldest supported Python.
+    In the universal wheel, rocm and torch are "" and python is the oldest supported Python. backend: of the label, or
+    the only backend that the system of the wheel has.
     """
 
     flash_attn: str
@@ -142,12 +143,13 @@ def parse(filename: str) -> ParsedWheel:
     if name != canonicalize_name(DISTRIBUTION) or full.local is None or any(build[1:]) or match is None:
         raise DataError(f"{filename!r} is not one of these wheels", remedy=f"Expected: {EXAMPLE}")
     rocm, torch_minor, backend = parse_label(full.local)
+    served = platform_of(filename).backends
     return ParsedWheel(
         flash_attn=full.public,
         python=f"{match[1]}.{match[2]}",
         torch_minor=torch_minor,
         rocm=rocm,
-        backend=backend,
+        backend=backend if backend in served else served[0],
         platforms=tuple(sorted({tag.platform for tag in tags})),
         build=build[0] if build else 0,
     )

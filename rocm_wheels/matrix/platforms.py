@@ -12,11 +12,13 @@ class Platform:
     """One operating system.
 
     tag: the platform tag of a wheel when it is assembled. launcher: file name of the launcher in the package.
+    backends: the backends that a wheel can have there, the default first.
     """
 
     name: str
     tag: str
     launcher: str
+    backends: tuple[str, ...]
 
 
 # What a build does for every system.
@@ -25,8 +27,8 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
     {
         platform.name: platform
         for platform in (
-            Platform(name="linux", tag="linux_x86_64", launcher="_launcher.abi3.so"),
-            Platform(name="windows", tag="win_amd64", launcher="_launcher.pyd"),
+            Platform(name="linux", tag="linux_x86_64", launcher="_launcher.abi3.so", backends=("ck", "triton")),
+            Platform(name="windows", tag="win_amd64", launcher="_launcher.pyd", backends=("triton",)),
         )
     }
 )

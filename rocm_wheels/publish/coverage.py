@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,14 @@ from typing import Any
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import Cell, product
+from rocm_wheels.matrix.cells import Cell, Universal, product
 from rocm_wheels.matrix.names import ParsedWheel
-from rocm_wheels.matrix.versions import Target, Versions
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS, Platform
+from rocm_wheels.matrix.rows import systems_of
+from rocm_wheels.matrix.select import select
+from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import catalogue, figures, hardware
+from rocm_wheels.publish import catalogue, figures, hardware, products
 from rocm_wheels.publish.hardware import Run
 from rocm_wheels.publish.templates import render
 from rocm_wheels.tables import version_key
@@ -53,6 +55,13 @@ def wanted(versions: Versions, matrix_file: Path = ROOT / "create_matrix.py") ->
     return sorted(product(versions, matrix_of(matrix_file))[0])
 
 
+def universals(versions: Versions, matrix_file: Path = ROOT / "create_matrix.py") -> list[tuple[Universal, Platform]]:
+    """The universal wheels of ROCM_MATRIX, for each system. Raises DataError as `wanted` does."""
+    systems = systems_of(versions, list(versions.targets))
+    selected = select(versions, {"rocm": matrix_of(matrix_file)})
+    return [(claim, system) for claim in selected.universals for system in systems]
+
+
 def matrix_of(matrix_file: Path = ROOT / "create_matrix.py") -> Mapping[str, Sequence[str]]:
     """ROCM_MATRIX of create_matrix.py. Raises DataError if the file does not exist or has none."""
     spec = importlib.util.spec_from_file_location("create_matrix", matrix_file)
@@ -80,9 +89,9 @@ def released(releases: Iterable[Mapping[str, Any]], tag: str | None) -> list[str
     return [name for name in assets if names.is_wheel(name)]
 
 
-def table(cells: Sequence[Cell], published: Sequence[str]) -> str:
-    """Yields a table of published against wanted wheels: a row per ROCm and torch, a column per backend and
-    flash-attn.
+def table(cells: Sequence[Cell], published: Sequence[str], universal: Sequence[tuple[Universal, Platform]] = ()) -> str:
+    """A table of published against wanted wheels: a row per ROCm and torch, a column per backend and flash-attn; then a
+    line for the universal wheels of each system.
     """
     there = {_place(names.parse(name)) for name in published}
     rows = sorted(
@@ -101,11 +110,18 @@ def table(cells: Sequence[Cell], published: Sequence[str]) -> str:
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(entry.rjust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
-    missing = [cell for cell in cells if _place(cell) not in there]
-    text += ["", f"{len(cells) - len(missing)} of {len(cells)} wanted wheels are published"]
-    text += [f"missing  ./build_rocm.sh {cell} --backend {cell.backend}" for cell in missing]
-    wanted_places = {_place(cell) for cell in cells}
-    text += [f"beside   {name}" for name in sorted(published) if _place(names.parse(name)) not in wanted_places]
+    commands = {_place(cell): f"{cell} --backend {cell.backend}" for cell in cells}
+    systems: dict[str, dict[tuple[str, ...], str]] = {}
+    for claim, system in universal:
+        place = (claim.flash_attn, claim.python, "", "", system.backends[0], system.name)
+        systems.setdefault(system.name, {})[place] = f"{claim} --platform {system.name}"
+    for name, own in systems.items():
+        text.append(f"universal wheels for {name.capitalize()}: {len(own.keys() & there)} of {len(own)}")
+        commands |= own
+    missing = [command for place, command in commands.items() if place not in there]
+    text += ["", f"{len(commands) - len(missing)} of {len(commands)} wanted wheels are published"]
+    text += [f"missing  ./build_rocm.sh {command}" for command in missing]
+    text += [f"beside   {name}" for name in sorted(published) if _place(names.parse(name)) not in commands]
     return "\n".join(text)
 
 
@@ -197,7 +213,7 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
         since = min(target.backends.values(), key=version_key)
         rows.append(
             {
-                "name": _name(target),
+                "name": products.name(target),
                 "target": target.name,
                 "backends": " and ".join(_KERNELS[backend] for backend in target.backends),
                 "since": since,
@@ -205,28 +221,6 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
             }
         )
     return rows
-
-
-def _name(target: Target) -> str:
-    """The user's name for the GPUs of a target: "Radeon RX 7900 XT, RX 7900 XTX, W7900", "Strix Halo (Radeon
-    8060S)".
-    """
-    products = [product for name in target.products if (product := _product(name)) not in ("", target.family)]
-    if not products:
-        return target.family
-    if not target.family.startswith(("MI", "Radeon")):
-        return f"{target.family} ({', '.join(products)})"
-    return f"{'Radeon ' if target.family.startswith('Radeon') else ''}{', '.join(products)}"
-
-
-def _product(name: str) -> str:
-    """The name of a product as it is sold: "rx7900xtx" in versions.toml is RX 7900 XTX; "" for a family name."""
-    if match := re.fullmatch(r"(rx|r|w|v|mi)(\d+)([a-z]*)", name):
-        series, number, suffix = (part.upper() for part in match.groups())
-        return f"RX {number} {suffix}".rstrip() if series == "RX" else f"{series}{number}{suffix}"
-    if not name[0].isdigit():
-        return ""
-    return f"{'Radeon' if re.fullmatch(r'[0-9]+[ms]', name) else 'Ryzen'} {name.upper()}"
 
 
 def _relatives() -> list[dict[str, str]]:
@@ -284,6 +278,7 @@ def _badge(label: str, value: str, good: bool) -> str:
     return render("badge.svg.j2", label=label, value=value, left=left, right=right, good=good)
 
 
-def _place(wheel: Any) -> tuple[str, ...]:
-    """The fields that a Cell and a parsed name have in common."""
-    return wheel.flash_attn, wheel.python, wheel.torch_minor, wheel.rocm, wheel.backend
+def _place(wheel: Cell | ParsedWheel) -> tuple[str, ...]:
+    """The fields that a Cell and a parsed name have in common, and the system."""
+    system = "windows" if isinstance(wheel, ParsedWheel) and PLATFORMS["windows"].tag in wheel.platforms else DEFAULT
+    return wheel.flash_attn, wheel.python, wheel.torch_minor, wheel.rocm, wheel.backend, system

@@ -22,9 +22,11 @@ from packaging.utils import canonicalize_name
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
+from rocm_wheels.matrix.platforms import PLATFORMS
+from rocm_wheels.matrix.targets import served_on
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import hardware, which
+from rocm_wheels.publish import hardware, products, which
 from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import UNLABELLED, Link, UnlabelledWheel, Wheel, unlabelled_link
@@ -127,7 +129,8 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
         wheels=wheels,
         home=home,
         axes=_axes(wheels, versions),
-        known=Markup(_script_json(_known(versions))),
+        known=Markup(_script_json({**_known(versions), "windows_torch": which.WINDOWS_TORCH})),
+        run=which.RUN,
         owners=owners,
         amd=sum(wheel.on_amd_gpu or wheel.sha256 in owners for wheel in wheels),
         command=which.PASTE_COMMAND,
@@ -195,17 +198,18 @@ def _anchor(link: Link) -> Anchor:
 
 def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[str, str]]]:
     """(value, text) of the choices on each axis: what exists, and what is published."""
-    targets = {target: f"{entry.family} ({target})" for target, entry in versions.targets.items()}
-    for wheel in wheels:
-        targets |= {target: target for target in wheel.targets if target not in targets}
+    known = [target for target in versions.targets.values() if not target.is_generic]
+    gpus = [(target.name, text) for target in known for text in products.choices(target)]
+    others = {target for wheel in wheels for target in wheel.targets if target not in versions.targets}
     cells = [wheel for wheel in wheels if wheel.torch]
     torches = {torch.rpartition(".")[0] for torch in versions.torch} | {wheel.torch for wheel in cells}
     return {
         "python": _choices({*versions.python, *(wheel.python for wheel in wheels)}),
         "torch": _choices(torches),
         "rocm": _choices({*versions.rocm, *(wheel.rocm for wheel in cells)}),
-        "gpu": list(targets.items()),
+        "gpu": [*gpus, *((target, target) for target in sorted(others))],
         "backend": [(backend, backend) for backend in versions.backends],
+        "platform": [(each, each.capitalize()) for each in PLATFORMS],
         "flash_attn": _choices({*versions.flash_attn, *(wheel.flash_attn for wheel in wheels)}),
     }
 
@@ -214,9 +218,9 @@ def _choices(found: set[str]) -> list[tuple[str, str]]:
     return [(version, version) for version in sorted(found, key=version_key)]
 
 
-def _known(versions: Versions) -> dict[str, dict[str, object]]:
+def _known(versions: Versions) -> dict[str, object]:
     """What can be built: torch minor -> full version, Pythons, and ROCm -> directory of PyTorch's index; GPU target ->
-    backend -> the oldest ROCm; product -> its target.
+    backend -> the oldest ROCm; product -> its target; the targets that torch for Windows serves.
     """
     return {
         "torch": {
@@ -225,6 +229,7 @@ def _known(versions: Versions) -> dict[str, dict[str, object]]:
         },
         "targets": {name: target.backends for name, target in versions.targets.items()},
         "products": {product: name for name, target in versions.targets.items() for product in target.products},
+        "windows": served_on(versions, "windows"),
     }
 
 

@@ -1,9 +1,6 @@
 """Prints the line that installs flash_attn on this machine, or says why there is none.
 
-Standard library only, and one file: the site of the wheels serves a copy that knows its address,
-
-    curl -sSf <site>/which.py | python -
-
+Standard library only, and one file: the site of the wheels serves a copy that knows its address (RUN has the commands).
 The line goes to stdout, all else to stderr. Exit code 0 with a line, 1 without one, 2 for a wrong option.
 """
 
@@ -30,9 +27,18 @@ TIMEOUT_SECONDS = 20
 BACKENDS = ("ck", "triton")  # the default first
 AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"  # of torch for Windows
 OLDEST_TORCH = "2.5"  # the oldest torch that the universal wheel supports
+# System -> the commands that run the copy of a site. In PowerShell `curl` is another command, and a pipe encodes what
+# it carries again.
+RUN = {
+    "linux": ("curl -sSf {site}which.py | python -",),
+    "windows": ("curl.exe -sSfO {site}which.py", "python which.py"),
+}
+# The line that installs ROCm's torch on Windows, after pip's own words.
+WINDOWS_TORCH = f'install "torch[device-all]" "torchvision[device-all]" torchaudio --index-url {AMD_INDEX}'
 # The command that the page to choose a wheel on asks its visitors to run.
 PASTE_COMMAND = (
     'python -c "import platform, torch; c = torch.cuda; print('
+    "'system=' + platform.system(), "
     "'python=' + platform.python_version(), 'torch=' + torch.__version__, 'hip=%s' % torch.version.hip, "
     "'gpu=' + ','.join(c.get_device_properties(i).gcnArchName for i in range(c.device_count())))\""
 )
@@ -80,8 +86,8 @@ def run(options: argparse.Namespace) -> int:
         machine = machine._replace(gpus=tuple(target(site, gpu) for gpu in machine.gpus))
         _say(f"found    {describe(machine)}")
         check_torch(machine, site)
-        there = [wheel for wheel in site["wheels"] if wheel.get("platform", "linux") == system()]
-        wheel, others = choose(there, {**machine.wanted, "backend": options.backend})
+        site["wheels"] = [wheel for wheel in site["wheels"] if wheel["platform"] == system()]
+        wheel, others = choose(site["wheels"], {**machine.wanted, "backend": options.backend})
         if wheel is None:
             raise NoWheel(explain(site, machine, options.backend, others))
     except NoWheel as problem:
@@ -138,7 +144,7 @@ def check_torch(machine: Machine, site: dict[str, Any]) -> None:
     what = f"torch {machine.torch} is not built for ROCm" if machine.torch else "torch is not installed"
     if system() == "windows":
         gone = f"{pip()} uninstall -y torch torchvision torchaudio\ntorch    " if machine.torch else ""
-        line = f'{gone}{pip()} install "torch[device-all]" "torchvision[device-all]" torchaudio --index-url {AMD_INDEX}'
+        line = f"{gone}{pip()} {WINDOWS_TORCH}"
     else:
         line = torch_line(site, minor(machine.torch or ""), minor(machine.rocm or ""))
     raise NoWheel(f"fits: {what} in this Python ({sys.executable})\ntorch    {line}  # then run this again")
@@ -236,14 +242,15 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
     cell += "".join(f", {gpu}" for gpu in wanted["gpus"]) + (f", backend {backend}" if backend else "")
     lines = [f"is published for {cell}" if nearest else "is published yet"]
     wanted["backend"] = backend
-    if system() == "windows":
-        lines.append(f"build    ./build_rocm.sh {site['flash_attn'][-1]} --platform windows  # on Linux or in WSL")
-        return "\n".join(lines)
     lines += [
         f"withdrawn {wheel['name']}: {wheel['yanked']}"
         for wheel in site["wheels"]
         if wheel["yanked"] is not None and distance(wheel, wanted)[:2] == (0, 0)
     ]
+    if system() == "windows":
+        why = unserved(site, wanted)
+        lines.append(f"reason   {why}" if why else f"build    {windows_build_line(site, wanted)}  # on Linux or in WSL")
+        return "\n".join(lines)
     if nearest:
         wheel = nearest[0]
         other_gpu, _, *off = distance(wheel, wanted)
@@ -322,6 +329,25 @@ def impossible(site: dict[str, Any], wanted: dict[str, Any]) -> str:
         else:
             why.append(f"{gpu} (from ROCm {oldest.get(backend or BACKENDS[0], oldest['triton'])} on)")
     return f"There are no kernels for {', '.join(why)}."
+
+
+def unserved(site: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The reason why no wheel for Windows can serve these GPUs or this backend, or "". The site's page has the same
+    rule.
+    """
+    gpus, backend = wanted["gpus"], wanted.get("backend")
+    if backend and backend != "triton":
+        return f"A wheel for Windows has Triton kernels alone, none of {backend}."
+    if gpus and not set(gpus) & set(site["windows"]):
+        return f"AMD's torch for Windows does not serve {', '.join(gpus)}."
+    return ""
+
+
+def windows_build_line(site: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The command that builds the newest universal wheel for Windows, on Linux."""
+    fit = [gpu for gpu in wanted["gpus"] if gpu in site["windows"]]
+    targets = f'PYTORCH_ROCM_ARCH="{";".join(fit)}" ' if fit else ""
+    return f"{targets}./build_rocm.sh {wanted.get('flash_attn') or site['flash_attn'][-1]} --platform windows"
 
 
 def build_line(site: dict[str, Any], wanted: dict[str, Any]) -> str:
