@@ -18,6 +18,7 @@ import wheelhouse
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.cells import universal
 from rocm_wheels.publish import directory, index
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.home import Home
@@ -264,11 +265,12 @@ def test_with_the_keyboard_alone(browser: Browser, sites: Sites) -> None:
     with Visit(browser, sites.full) as page:
         page.locator("#paste").focus()
         page.keyboard.press("Tab")  # the system, which the browser names
+        page.keyboard.press("Tab")  # the GPU
         for choice in ("3.12", "2.5", "6.2"):
             page.keyboard.press("Tab")
             page.keyboard.type(choice)
         expect(page.locator("#answer code")).to_contain_text("2.8.3+rocm62torch2.5")
-        for _ in range(5):  # GPU, backend, flash-attn, Clear, Copy
+        for _ in range(4):  # backend, flash-attn, Clear, Copy
             page.keyboard.press("Tab")
         expect(page.get_by_role("button", name="Copy the pip line")).to_be_focused()
         unnamed = (
@@ -305,6 +307,12 @@ def test_fits_and_reads_on_every_screen(browser: Browser, sites: Sites, size: Ma
             assert contrast(*map(rgb, colors)) >= 4.5, (place, colors)
 
 
+# The width of a choice's text and its arrow in pixels.
+WIDTH = """element => {
+  const ruler = document.createElement("canvas").getContext("2d");
+  ruler.font = getComputedStyle(element).font;
+  return ruler.measureText(element.selectedOptions[0].text).width + 40;
+}"""
 # The colours of an element's text and background.
 COLORS = """element => {
   let ground = element;
@@ -350,3 +358,72 @@ def test_a_torch_that_is_not_for_rocm_gets_the_line_that_replaces_it(browser: Br
             'pip install "torch==2.5.1+rocm6.2" --index-url https://download.pytorch.org/whl/rocm6.2'
         )
         expect(answer.locator("h3")).to_be_in_viewport()
+
+
+WINDOWS = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 Chrome/140 Safari/537.36"
+LINUX = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/140 Safari/537.36"
+ANDROID = "Mozilla/5.0 (Linux; Android 15; Pixel 9) AppleWebKit/537.36 Chrome/140 Mobile Safari/537.36"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a release with universal wheels for both systems, of which 2.7.4 for Linux is withdrawn."""
+    dist = tmp_path_factory.mktemp("both")
+    data = versions.load()
+    for flash_attn in ("2.7.4", "2.8.3"):
+        for platform in (wheelhouse.PLATFORM, "win_amd64"):
+            targets = ("gfx942", "gfx1100", "gfx1201") if platform != "win_amd64" else ("gfx1100", "gfx1201")
+            wheelhouse.write(dist, universal(data, flash_attn), platform=platform, targets=targets)
+    wheels = [
+        replace(wheel, yanked="dQ is wrong", listed=False)
+        if (wheel.platform, wheel.flash_attn) == ("linux", "2.7.4")
+        else wheel
+        for wheel in directory.read(dist).wheels
+    ]
+    page = dist / "index.html"
+    home = Home(url="https://example.org/", repository=REPOSITORY)
+    page.write_text(index.chooser(wheels, versions=data, home=home), encoding="utf-8")
+    return page.as_uri()
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize(
+    ("agent", "gpu", "line", "backend"),
+    [
+        (WINDOWS, "RX 9070 (gfx1201)", "python -m pip install ", "triton"),
+        (LINUX, "RX 7900 XTX (gfx1100)", "pip install ", "ck"),
+    ],
+)
+def test_each_system_gets_its_own_line(
+    browser: Browser, both: str, size: Mapping[str, int], agent: str, gpu: str, line: str, backend: str
+) -> None:
+    with Visit(browser, both, user_agent=agent, viewport=size) as page:
+        choice = page.get_by_label("GPU", exact=True)
+        choice.select_option(label=gpu)
+        code = page.locator("#answer code")
+        expect(code).to_have_text(f'{line}"flash_attn==2.8.3+rocm" --extra-index-url https://example.org/simple/')
+        expect(page.locator("#answer .verdict")).to_contain_text(f"every ROCm, {backend}, flash-attn 2.8.3")
+        assert choice.evaluate(WIDTH) < choice.evaluate("element => element.clientWidth"), "the whole name is shown"
+        for command in page.locator(".command").all():
+            assert command.evaluate("element => element.scrollWidth <= element.clientWidth")
+        if size == PHONE:
+            cut = "element => element.scrollWidth > element.clientWidth"
+            assert not [text for text in page.locator("code:visible").all() if text.evaluate(cut)], "no command is cut"
+
+
+def test_the_wheel_of_another_system_answers_for_no_withdrawn_wheel(browser: Browser, both: str) -> None:
+    for agent, heading in ((LINUX, "Withdrawn: dQ is wrong"), (WINDOWS, "One wheel for every torch from 2.5 on")):
+        chosen = "python=3.12&torch=2.9&rocm=6.4&flash_attn=2.7.4"
+        with Visit(browser, f"{both}#{chosen}", user_agent=agent) as page:
+            expect(page.locator("#answer h3")).to_have_text(heading)
+
+
+def test_an_unknown_system_is_asked_for(browser: Browser, both: str) -> None:
+    with Visit(browser, f"{both}#gpu=gfx942", user_agent=ANDROID, viewport=PHONE) as page:
+        expect(page.locator("#answer")).to_have_text("Choose the system to get your line.")
+        page.get_by_label("System").select_option("windows")
+        expect(page.locator("#answer")).to_contain_text("AMD's torch for Windows does not serve gfx942.")
+        page.locator("#paste").fill("system=Windows python=3.13.1 torch=2.12.0+cu126 hip=None gpu=")
+        expect(page.locator("#answer code").last).to_contain_text('python -m pip install "torch[device-all]"')
+        page.locator("#paste").fill("system=Linux python=3.13.1 torch=2.9.1+rocm6.4 hip=6.4.1 gpu=gfx942")
+        expect(page.locator("#answer code")).to_have_text(re.compile('^pip install "flash_attn==2.8.3'))

@@ -7,9 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import fake_github
 import pytest
-from workflows import ROOT, Expression, Runner, ancestors, base_environment, golden_rows, holds, load, render
+from workflows import Expression, Runner, ancestors, base_environment, golden_rows, holds, load, render
 
 
 def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
@@ -264,23 +263,3 @@ def test_a_shard_that_runs_out_of_time_keeps_its_kernels() -> None:
     for row in golden_rows()["kernels"]:
         contexts = {"matrix": row}
         assert render(compile_["timeout-minutes"], contexts) < render(job["timeout-minutes"], contexts) <= 360
-
-
-def test_a_rerun_downloads_the_assets_of_a_complete_draft(
-    hub: fake_github.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the command of build.yml."""
-    draft = hub.add_release("v1.2.3")
-    for name in ("a.whl", "a.whl.verdict.json", "SHA256SUMS"):
-        hub.add_asset(draft, name, name.encode())
-    steps = load("build.yml")["jobs"]["publish"]["steps"]
-    (command,) = (step["run"] for step in steps if "gh release download" in step.get("run", ""))
-    (tmp_path / "dist").mkdir()
-    monkeypatch.setenv("PATH", f"{ROOT / 'tests/support/bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("TAG", "v1.2.3")
-    monkeypatch.setenv("GH_TOKEN", fake_github.TOKEN)
-    monkeypatch.setenv("GITHUB_REPOSITORY", fake_github.REPOSITORY)
-    monkeypatch.setenv("GITHUB_API_URL", hub.url)
-    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
-    found = {path.name: path.read_text() for path in (tmp_path / "dist").iterdir()}
-    assert found == {"a.whl": "a.whl", "a.whl.verdict.json": "a.whl.verdict.json"}

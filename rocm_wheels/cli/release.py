@@ -49,6 +49,12 @@ def add_verbs(verbs: Any) -> None:
         help="output of benchmarks/trend.py, to add to the wheel's test report",
     )
     publish.add_argument(
+        "--windows",
+        type=Path,
+        metavar="DIR",
+        help="reports of wheel_tests/on_windows.py, to add to the test reports of the wheels for Windows",
+    )
+    publish.add_argument(
         "--attested-by",
         metavar="WORKFLOW",
         help="refuse wheels without an attestation of this workflow file at the commit, as `gh` verifies it",
@@ -195,6 +201,8 @@ def _publish(arguments: argparse.Namespace) -> int:
     say = partial(print, flush=True)
     if arguments.verdicts is not None:
         say(f"verdicts of the GPU: {', '.join(measured.adopt(arguments.dist, arguments.verdicts)) or 'none'}")
+    if arguments.windows is not None:
+        say(f"seen on Windows: {', '.join(measured.seen_on_windows(arguments.dist, arguments.windows)) or 'none'}")
     if arguments.benchmarks is not None:
         # A trend job that failed does not hold a release back: the notes then have no measurements.
         found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []

@@ -13,7 +13,7 @@ from rocm_wheels.matrix.platforms import platform_of
 from rocm_wheels.matrix.targets import gpus_of
 from rocm_wheels.tables import version_key
 from rocm_wheels.wheel import contents
-from rocm_wheels.wheel.verdict import IMPORT, PASSED, Verdict
+from rocm_wheels.wheel.verdict import IMPORT, PASSED, WINDOWS, Verdict
 
 UNLABELLED = "unlabelled/"  # the directory of the index of universal wheels without label
 
@@ -84,8 +84,19 @@ class Wheel(Link):
 
     @property
     def ran_on(self) -> str:
-        """Where its tests ran: GPUs, "CPU", or "nothing" for a wheel that was only installed."""
+        """Where its tests ran: GPUs, "CPU", "CPU of Windows (pip, uv)" for the installers of the job `windows`, or
+        "nothing" for a wheel that was only installed.
+        """
+        if self.windows_runs and not self.gpus:
+            return f"CPU of Windows ({', '.join(self.windows_runs)})"
         return ", ".join(self.gpus) or ("CPU" if self.verdict.stages[IMPORT].status == PASSED else "nothing")
+
+    @property
+    def windows_runs(self) -> Mapping[str, str]:
+        """Installer -> what passed on Windows with it, for users; empty if it did not run there."""
+        seen = self.verdict.stages.get(WINDOWS)
+        passed = seen.details if seen is not None and seen.status == PASSED else {}
+        return {name: str(passed[name]) for name in sorted(passed)}
 
     @property
     def platform(self) -> str:

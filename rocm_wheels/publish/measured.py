@@ -1,4 +1,4 @@
-"""Adds results of later jobs to the test report of a wheel: the tests on a GPU, and benchmarks."""
+"""Adds results of later jobs to the test report of a wheel: the tests on a GPU, the run on Windows, and benchmarks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,28 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import directory
 from rocm_wheels.wheel import verdict
+from rocm_wheels.wheel.verdict import Stage
 
 _MAX_BYTES = 1 << 20
+_TEXT = forms.prose(200)
+_WINDOWS = forms.Form(
+    {
+        "installer": forms.one_of("pip", "uv"),
+        "system": _TEXT,
+        "wheels": forms.Listed(
+            forms.Form(
+                {
+                    **dict.fromkeys(("python", "torch"), _TEXT),
+                    "wheel": forms.text(200, r"[A-Za-z0-9_.+-]+\.whl"),
+                    "sha256": forms.text(64, r"[0-9a-f]{64}"),
+                    "checks": forms.number(whole=True),
+                }
+            ),
+            100,
+        ),
+    }
+)
+_WINDOWS_AGAIN = "Run the job `windows` again on the wheels that are to be published."
 
 
 def adopt(dist: Path, verdicts: Path) -> list[str]:
@@ -33,6 +53,31 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
         verdict_of_gpu.with_reports_of(earlier).write(wheel)
         found.append(wheel.name)
     return found
+
+
+def seen_on_windows(dist: Path, reports: Path) -> list[str]:
+    """Adds the reports of wheel_tests/on_windows.py to the test reports in `dist`. Returns the names of their wheels.
+
+    Raises DataError for a report of another format, or about another file than the wheel of that name in `dist`.
+    Returns an empty list if the directory does not exist, because no such job ran.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(reports.rglob("*.json")) if reports.is_dir() else []:
+        report = forms.load(path.name, path.read_bytes(), _MAX_BYTES)
+        if wrong := list(forms.problems(report, _WINDOWS)):
+            raise DataError(f"{path} is not what wheel_tests/on_windows.py writes: {wrong[0]}", remedy=_WINDOWS_AGAIN)
+        for each in report["wheels"]:
+            earlier = verdict.beside(dist / each["wheel"])
+            if earlier is None or earlier.sha256 != each["sha256"]:
+                raise DataError(f"{path} is not about {dist / each['wheel']}", remedy=_WINDOWS_AGAIN)
+            seen = f"{report['system']}, Python {each['python']}, torch {each['torch']}: {each['checks']} checks passed"
+            found.setdefault(each["wheel"], {})[report["installer"]] = seen
+    for name, details in found.items():
+        path = dist / name
+        report = verdict.read(path.with_name(name + VERDICT))
+        stages = {**report.stages, verdict.WINDOWS: Stage(status=verdict.PASSED, details=details)}
+        replace(report, stages=stages).write(path)
+    return sorted(found)
 
 
 def attach(dist: Path, summary: Path) -> list[str]:

@@ -9,7 +9,7 @@ from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.names import is_candidate
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import hardware
+from rocm_wheels.publish import hardware, which
 from rocm_wheels.publish.assets import SUMS
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.publish.templates import render as render_template
@@ -43,6 +43,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu or wheel.sha256 in owners],
         beside_pypis_torch=sum(wheel.beside_pypis_torch for wheel in wheels),
         sums=SUMS,
+        run=which.RUN,
     )
     if len(text) > MAX_CHARACTERS:
         raise PublishFailed(

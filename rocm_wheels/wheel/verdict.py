@@ -45,6 +45,7 @@ STAGES = (REPAIRED, PIP, UV, *TESTED)
 _OPTIONAL = {"linux": (GPU,), "windows": tuple(TESTED)}
 # `python -m flash_attn.selftest`, which runs if a GPU is required.
 SELFTEST = "selftest"
+WINDOWS = "on Windows"  # what wheel_tests/on_windows.py saw; only in the report of a wheel for Windows
 NAMELESS = "a GPU without a name"  # a GPU whose tests failed before they named it
 # The universal wheel is tested with more combinations, one stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
@@ -186,7 +187,7 @@ class Verdict:
         """This report, with the GPU reports of another report of the same file.
 
         A report is replaced by a newer report of the same GPU alone: neither "not run" nor another GPU answers a
-        failure. Benchmarks of `other` stay if this report has none.
+        failure. Benchmarks and the run on Windows of `other` stay if this report has none.
         """
         if other.sha256 != self.sha256:
             return self
@@ -195,6 +196,8 @@ class Verdict:
             own = other._own_report()
             failures = tuple(name for name in own.failures if name not in self.failures)
             merged = replace(self, stages={**self.stages, **own.stages}, failures=self.failures + failures)
+        if WINDOWS in other.stages and WINDOWS not in self.stages:
+            merged = replace(merged, stages={**merged.stages, WINDOWS: other.stages[WINDOWS]})
         known = {**other.gpu_reports, **self.gpu_reports}
         own_gpus = merged._own_gpus()
         gpus = {name: report for name, report in known.items() if name not in own_gpus}
@@ -355,7 +358,9 @@ def _wrong(found: Mapping[str, Any]) -> list[str]:
         if checks[name]:
             wrong += [f"{name}/{forms.shown(each)}" for each in found[name] if not good(each)]
     if checks["stages"]:
-        known = {stage for stage in found["stages"] if stage in (*STAGES, SELFTEST) or _COMBINATION.fullmatch(stage)}
+        known = {
+            stage for stage in found["stages"] if stage in (*STAGES, SELFTEST, WINDOWS) or _COMBINATION.fullmatch(stage)
+        }
         wrong += [f"stages/{stage}" for stage in known if not _is_stage(found["stages"][stage])]
         wrong += [f"stages/{forms.shown(stage)}" for stage in found["stages"] if stage not in known]
     return wrong
