@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import zipfile
 import zlib
@@ -89,6 +91,22 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for other in (cell, tmp_path / f"flash_attn-2.7.4+rocm-{TAGS}.whl"):
         assert cli.main(["unlabelled", str(other), "--output", str(out)]) == DataError.exit_code
         assert f"{other} is not a universal wheel\nGive one: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rewritten", ["numbered", "without_label"])
+def test_a_full_disk_leaves_no_part_of_a_wheel(rewritten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, out = write(tmp_path / "dist"), tmp_path / "out"
+    out.mkdir()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    before = sorted(path.name for path in wheel.parent.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        rewrite.numbered(wheel, 2) if rewritten == "numbered" else rewrite.without_label(wheel, out)
+    assert [*out.iterdir()] == []
+    assert sorted(path.name for path in wheel.parent.iterdir()) == before
 
 
 @pytest.fixture(scope="module")

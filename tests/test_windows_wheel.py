@@ -5,7 +5,9 @@ its plan, its contents, what its repair step refuses, and which installers accep
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -166,6 +168,19 @@ def test_unusable_libraries_in_a_windows_wheel_are_refused(wheel: Path, library:
         with pytest.raises(RepairFailed, match=message):
             windows.repair(_changed(wheel, tmp_path / "changed", change), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_no_part_of_a_wheel(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        written(path, content[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        windows.repair(wheel, tmp_path / "out")
+    assert [*(tmp_path / "out").iterdir()] == []
 
 
 def test_linux_installs_a_windows_wheel_and_does_not_run_it(wheel: Path, tmp_path: Path) -> None:

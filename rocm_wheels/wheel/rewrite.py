@@ -7,7 +7,8 @@ import csv
 import hashlib
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,11 +24,9 @@ def numbered(wheel: Path, build: int) -> Path:
     content[f"{info}/WHEEL"] = "\n".join([*lines[:1], f"Build: {build}", *lines[1:], ""]).encode()
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
     path = wheel.with_name(name)
-    scratch = path.with_name(f".{name}.part")
-    with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
+    with _whole(path) as scratch, zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
         for entry, _ in members:
             archive.writestr(entry, content[entry.filename])
-    scratch.replace(path)
     wheel.unlink()
     return path
 
@@ -52,10 +51,21 @@ def without_label(wheel: Path, directory: Path) -> Path:
     content[f"{after}METADATA"] = changed + blank + text
     content[f"{after}RECORD"] = _record(content, f"{after}RECORD")
     path = directory / "-".join((distribution, public, *rest))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with _whole(path) as scratch, zipfile.ZipFile(scratch, "w", zipfile.ZIP_STORED) as archive:
         for name, data in content.items():
             archive.writestr(_entry(name, dates[name]), data)
     return path
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A path to write to. The file becomes `path` at the end; after a failure, such as a full disk, there is none."""
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _entry(name: str, date: tuple[int, int, int, int, int, int]) -> zipfile.ZipInfo:

@@ -5,11 +5,11 @@ machine could not load, and its test report. Linux cannot run the wheel, so the 
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from pathlib import Path
 
 from rocm_wheels import packages
+from rocm_wheels.compile import cache
 from rocm_wheels.errors import DataError, RepairFailed, VerifyFailed
 from rocm_wheels.matrix import locks, versions
 from rocm_wheels.matrix.names import VERDICT
@@ -36,7 +36,8 @@ def repair(wheel: Path, output: Path) -> Path:
     check(wheel)
     output.mkdir(parents=True, exist_ok=True)
     (output / f"{wheel.name}{VERDICT}").unlink(missing_ok=True)
-    return Path(shutil.copy(wheel, output / wheel.name))
+    cache.write(output / wheel.name, wheel.read_bytes())
+    return output / wheel.name
 
 
 def check(wheel: Path) -> tuple[str, ...]:
