@@ -15,7 +15,7 @@
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
     python -m amdgpu_simulator traces DIR                              # the clock against thread traces of GPUs
     python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
-    python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
+    python -m amdgpu_simulator wheel dist/flash_attn-*manylinux*.whl   # a wheel's kernels, through AMD's HIP
 
 All commands but `coverage` of assembly texts run kernels of flash_attn. They need the environment that `./run_tests.sh`
 makes. A tile is block_m,block_n,warps,stages, optionally followed by depth and compiler options:

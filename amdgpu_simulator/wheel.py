@@ -1,6 +1,6 @@
 """Runs attention, forward and backward, from a wheel's kernel stores on simulated GPUs, through AMD's HIP.
 
-python -m amdgpu_simulator wheel dist/flash_attn-2.8.3+rocm-*.whl --hip 7.2
+python -m amdgpu_simulator wheel dist/flash_attn-2.8.3+rocm-*manylinux*.whl --hip 7.2
 
 Each GPU uses the store that it would use on a user's machine. HIP loads the code objects, and the simulator runs HIP's
 packets.

@@ -18,13 +18,18 @@ ARTIFACT = "wheel-flash_attn-2.8.3+rocm-cp310"
 
 @pytest.mark.long
 def test_a_dry_run_ends_with_tested_universal_wheels_for_both_systems(tmp_path: Path, kernel_cache: Path) -> None:
+    (tmp_path / "image").mkdir()  # not above the workspace, because uv reads the uv.toml of the directories above
     runner = Runner(
         workspace=tmp_path / "workspace",
         storage=tmp_path / "storage",
         caches=kernel_cache / "kernels",
         narrow=True,
         github={"event_name": "workflow_dispatch", "run_id": "1", "run_attempt": "1", "ref": "refs/heads/main"},
-        environment={**base_environment(), "GITHUB_REPOSITORY": "owner/name", **fake_docker.environment(tmp_path)},
+        environment={
+            **base_environment(),
+            "GITHUB_REPOSITORY": "owner/name",
+            **fake_docker.environment(tmp_path / "image"),
+        },
     )
     inputs = {"tag": "v1.2.3", "dry-run": True, "only": "2.8.3 universal", "targets": "gfx1030"}
     jobs = runner.workflow("build.yml", inputs, only={*JOBS})
