@@ -7,7 +7,7 @@ holds one directory of its own name, and the workflows download with `merge-mult
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rocm_wheels.errors import DataError
@@ -37,7 +37,8 @@ def merge(sources: Sequence[Path], target: Path) -> int:
     """Moves the files below the directories `sources` into `target`, under their paths. Returns the number of files.
 
     Raises DataError, before anything is moved, if two directories hold different files under one path, if `target` has
-    another file there, or if a path is a link, which could lead out of the directory.
+    another file there, if two paths differ only by case, which are one file on Windows and macOS, or if a path is a
+    link, which could lead out of the directory.
     """
     found: dict[Path, Path] = {}
     _refuse_links(target)
@@ -52,6 +53,7 @@ def merge(sources: Sequence[Path], target: Path) -> int:
                 if not filecmp.cmp(path, other, shallow=False):
                     raise DataError(f"{path} and {other} have one name and different contents", remedy=_AGAIN)
             found.setdefault(name, path)
+    _refuse_other_case(found, target)
     for name in found:
         if clash := next((parent for parent in name.parents if parent in found), None):
             raise DataError(f"{found[clash]} is a file, {found[name].parent} a directory", remedy=_AGAIN)
@@ -72,6 +74,19 @@ def _files(source: Path) -> Iterator[Path]:
             yield from _files(path)
         else:
             yield path
+
+
+def _refuse_other_case(paths: Iterable[Path], target: Path) -> None:
+    """Raises DataError if two of the paths or their directories, or one of them and one in `target`, differ only by
+    case.
+    """
+    there = [path.relative_to(target) for path in target.rglob("*")] if target.is_dir() else []
+    every = [part for path in paths for part in (*path.parents, path)]
+    spelled: dict[str, Path] = {}
+    for name in (*there, *every):
+        other = spelled.setdefault(str(name).casefold(), name)
+        if other != name:
+            raise DataError(f"{name} and {other} differ only by case", remedy="Name one of them differently.")
 
 
 def _check_place(target: Path, name: Path) -> None:

@@ -98,3 +98,16 @@ def test_a_file_and_a_directory_of_one_name_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "into").exists()
     with pytest.raises(DataError, match="is no regular"):
         merge([sources[1]], write(tmp_path / "other", ab="1"))
+
+
+@pytest.mark.parametrize("other", ["AB", "Deep__x", "deep__X"])
+def test_paths_that_differ_only_by_case_are_refused(tmp_path: Path, other: str) -> None:
+    """On Windows and macOS they are one file: the later one would replace the earlier one."""
+    first = write(tmp_path / "one", ab="1", deep__x="2")
+    second = write(tmp_path / "two", **{other: "3"})
+    with pytest.raises(DataError, match="differ only by case"):
+        merge([first, second], tmp_path / "into")
+    with pytest.raises(DataError, match="differ only by case"):
+        merge([second], first)
+    assert not (tmp_path / "into").exists()
+    assert merge([write(tmp_path / "three", deep__y="4")], first) == 1, "the same directory again"

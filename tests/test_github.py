@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def test_waits_as_long_as_github_says(hub: Hub, monkeypatch: pytest.MonkeyPatch)
         [
             (429, {"Retry-After": "7"}, "no"),
             (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1030"}, "no"),
-            (403, {}, "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."),
+            *2
+            * [(403, {}, "You have exceeded a secondary rate limit. Please wait a few minutes before you try again.")],
             (503, {}, "no"),
         ]
     )
@@ -61,8 +63,8 @@ def test_waits_as_long_as_github_says(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
     assert list(api.releases()) == []
-    assert waits[:3] == [7.0, 31.0, 60.0]
-    assert 0 < waits[3] < 1
+    assert waits[:4] == [7.0, 31.0, 240.0, 480.0], "longer each time that the same request is refused"
+    assert 0 < waits[4] < 1
 
 
 def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +139,40 @@ def test_pages_of_releases_are_small(hub: Hub) -> None:
     assert len(list(api.releases())) == 12
     assert asked[0].endswith("/releases?per_page=10")
     assert len(asked) == 3, "the stand-in gives five a page, whatever is asked for"
+
+
+class Clock:
+    """The time of the stand-in for GitHub, as the module `time`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+
+    def sleep(self, seconds: float) -> None:
+        self.hub.clock += seconds
+
+    def time(self) -> float:
+        return self.hub.now()
+
+    monotonic = time
+
+
+def test_the_assets_of_a_release_pass_the_limits_of_github(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 content-creating requests a minute and 500 an hour, without headers that say how long to wait."""
+    monkeypatch.setattr(github, "BACKOFF_SECONDS", 1.0)
+    monkeypatch.setattr(github, "time", Clock(hub))
+    release = hub.add_release("v1.0.0")
+    said: list[str] = []
+    api = client(hub, said.append)
+    started = hub.now()
+    hub.limits = {60: 80}
+    for number in range(100):
+        api.upload(release["upload_url"], f"{number}.zip", lambda: io.BytesIO(b"x"), "application/zip")
+    assert hub.limited == 0, "a second between two of them stays below 80 a minute"
+    hub.limits = {60: 80, 3600: 500}
+    for number in range(100, 516):
+        api.upload(release["upload_url"], f"{number}.zip", lambda: io.BytesIO(b"x"), "application/zip")
+    assert len(release["assets"]) == 516
+    minutes = (hub.now() - started) / 60
+    assert 60 < minutes < 90, "the hour, and what waiting in steps adds"
+    assert hub.limited == len(said) == 6
+    assert said[-1].endswith("again in 1920 s")

@@ -225,3 +225,11 @@ def test_command_line(
 )
 def test_sizes(count: int, text: str) -> None:
     assert templates.size(count) == text
+
+
+def test_the_notes_mention_nobody_and_hold_no_formula(dist: Path) -> None:
+    """A reason is anybody's text. GitHub turns @name into a mention and text between two $ into a formula."""
+    wheels = [replace(wheel, yanked="@octocat: $HOME and $PATH, a@b") for wheel in directory.read(dist).wheels]
+    page = notes.render(wheels, tag="v1.2.3", index_url="https://x.org/", new="", repository="owner/name")
+    assert "@&#8203;octocat: <span>$</span>HOME and <span>$</span>PATH, a@&#8203;b" in page
+    assert "@octocat" not in page

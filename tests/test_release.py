@@ -282,3 +282,33 @@ def test_a_lost_verdict_of_a_public_release_can_be_given_again(hub: Hub, dist: P
     assert (len(cat.wheels), len(cat.unverified), len(cat.problems)) == (0, 3, 3)
     publish(hub, dist)
     assert state(hub)["assets"] == expected(dist)
+
+
+def test_only_the_newest_version_becomes_the_latest_release(hub: Hub, tmp_path: Path) -> None:
+    """A backport after a newer release, a candidate and a second run do not."""
+    made = {}
+    for number, tag in enumerate(("v1.0.0", "v1.1.0", "v1.0.1", "v1.2.0rc1", "v1.10.0", "v1.9.0")):
+        payload = f"x = {number}\n"
+        wheelhouse.write(tmp_path / tag, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), payload=payload, build=number)
+        publish_as(client(hub), tag, tmp_path / tag, print)
+        made[tag] = hub.latest
+    latest = {tag: hub.releases[number]["tag_name"] for tag, number in made.items()}
+    assert latest == {
+        "v1.0.0": "v1.0.0",
+        "v1.1.0": "v1.1.0",
+        "v1.0.1": "v1.1.0",
+        "v1.2.0rc1": "v1.1.0",
+        "v1.10.0": "v1.10.0",
+        "v1.9.0": "v1.10.0",
+    }
+    publish_as(client(hub), "v1.1.0", tmp_path / "v1.1.0", print)
+    assert hub.latest == made["v1.10.0"]
+
+
+def test_a_tag_of_a_deleted_immutable_release_is_a_clear_error(hub: Hub, dist: Path) -> None:
+    hub.immutable = True
+    publish(hub, dist)
+    (number,) = hub.releases
+    client(hub).delete_release(number)
+    with pytest.raises(PublishFailed, match="tag_name was used by an immutable release"):
+        publish(hub, dist)

@@ -48,6 +48,7 @@ def ready() -> dict[str, Any]:
         },
         "/environments/release/deployment-branch-policies": {"branch_policies": [{"name": "v*", "type": "tag"}]},
         "/labels": [{"id": number, "name": name} for number, name in enumerate(settings.LABELS)],
+        "/immutable-releases": {"enabled": True, "enforced_by_owner": False},
         "/rulesets": [{"id": 1, "target": "tag", "enforcement": "active"}],
         "/rulesets/1": {"conditions": {"ref_name": {"include": ["refs/tags/v*"], "exclude": []}}, "rules": RULES},
     }
@@ -84,10 +85,11 @@ def test_a_fresh_repository_lacks_nearly_everything(hub: Hub, capsys: pytest.Cap
         "Pages": f"{home}/settings/pages",
         "environment release": f"{home}/settings/environments",
         "rules for tags": f"{home}/settings/rules",
+        "immutable releases": f"{home}/settings#releases-settings",
         "labels": f"{home}/labels",
         "GPU runner": f"{home}/settings/variables/actions",
     }
-    assert said.endswith("\n6 to be set\n")
+    assert said.endswith("\n7 to be set\n")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,8 @@ def test_a_fresh_repository_lacks_nearly_everything(hub: Hub, capsys: pytest.Cap
             {"deployment_branch_policy": {"protected_branches": True, "custom_branch_policies": False}},
             "main is not protected",
         ),
+        ("/immutable-releases", 404, "immutable releases: switch them on"),
+        ("/immutable-releases", {"enabled": False, "enforced_by_owner": False}, "immutable releases: switch them on"),
         ("/rulesets", 403, "rules for tags: GET /repos/owner/name/rulesets: 403"),
     ],
 )

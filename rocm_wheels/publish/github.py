@@ -19,6 +19,7 @@ ATTEMPTS = 8
 BACKOFF_SECONDS = 1.0  # doubled at each attempt, up to the maximum
 LONGEST_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 3900.0  # rate limits last at most an hour
+HOUR_SECONDS = 3600.0  # the longest period of a secondary limit
 TIMEOUT_SECONDS = (15.0, 300.0)  # timeout to connect, and between two bytes of the answer
 PER_PAGE = 100
 RELEASES_PER_PAGE = 10  # each comes with its assets, up to 1000
@@ -42,6 +43,7 @@ class GitHub:
         self._session = requests.Session()
         # An object instead of a header, because requests prefers a machine's .netrc to a header.
         self._session.auth = _Bearer(token, api_url) if token else None
+        self._written = -BACKOFF_SECONDS  # monotonic time of the last request that changes something
         self._session.headers.update(
             {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28", "User-Agent": "rocm_wheels"}
         )
@@ -168,7 +170,7 @@ class GitHub:
         is_json: bool = False,
     ) -> requests.Response:
         """One request. It is repeated if that is harmless and may help. gone: whether a 404 is an answer too."""
-        path = urlsplit(url).path
+        path, refusals = urlsplit(url).path, 0
         for attempt in range(ATTEMPTS):
             wait = backoff(attempt)
             try:
@@ -182,8 +184,9 @@ class GitHub:
             else:
                 if response.ok or (gone and response.status_code == 404):
                     return response
-                limit = _rate_limit(response)
+                limit = _rate_limit(response, refusals)
                 if limit is not None:
+                    refusals += 1
                     problem, wait = f"asked to wait ({response.status_code})", limit
                     refused = response.status_code != 503
                 elif response.status_code >= 500 or response.status_code == 408:
@@ -211,6 +214,11 @@ class GitHub:
         body: Body | None,
         headers: Mapping[str, str] | None,
     ) -> requests.Response:
+        if method != "GET":
+            # GitHub asks for a second between requests that change something. Without it a release runs into the limit
+            # of 80 content-creating requests a minute.
+            time.sleep(max(0.0, self._written + BACKOFF_SECONDS - time.monotonic()))
+            self._written = time.monotonic()
         options: dict[str, Any] = {"json": json, "headers": headers, "timeout": TIMEOUT_SECONDS}
         if body is None:
             return self._session.request(method, url, **options)
@@ -253,8 +261,11 @@ def backoff(attempt: int) -> float:
     return min(BACKOFF_SECONDS * 2.0**attempt, LONGEST_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
 
 
-def _rate_limit(response: requests.Response) -> float | None:
-    """Seconds to wait if the answer is a primary or a secondary rate limit, else None."""
+def _rate_limit(response: requests.Response, refusals: int = 0) -> float | None:
+    """Seconds to wait if the answer is a primary or a secondary rate limit, else None.
+
+    refusals: earlier answers of that kind to the same request.
+    """
     after: str = response.headers.get("Retry-After", "")
     if response.status_code not in (403, 429, 503):
         return None
@@ -263,9 +274,10 @@ def _rate_limit(response: requests.Response) -> float | None:
     if response.headers.get("X-RateLimit-Remaining") == "0":
         reset: str = response.headers.get("X-RateLimit-Reset", "")
         return max(0.0, float(reset) - _now(response)) + 1 if reset.isdigit() else LONGEST_BACKOFF_SECONDS
-    # A secondary limit may come without either header. Any other 403 is about the token.
+    # A secondary limit may come without either header: GitHub asks for a minute, and for longer each time that it comes
+    # again. Any other 403 is about the token.
     limited = response.status_code == 429 or "rate limit" in _errors(response)[0].lower()
-    return LONGEST_BACKOFF_SECONDS if limited else None
+    return min(LONGEST_BACKOFF_SECONDS * 2.0**refusals, HOUR_SECONDS) if limited else None
 
 
 def _now(response: requests.Response) -> float:

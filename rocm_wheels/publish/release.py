@@ -174,9 +174,21 @@ class Release:
             self.fields = self.api.update_release(self.fields["id"], **fields)
 
     def publish(self) -> None:
-        """Publishes the draft. Raises PublishFailed if GitHub then has the tag at another commit."""
-        self.update(draft=False, prerelease=names.is_candidate(self.tag), target_commitish=self.commit)
+        """Publishes the draft. Raises PublishFailed if GitHub then has the tag at another commit.
+
+        GitHub calls the release the latest only if no other final release has a newer version.
+        """
+        changes: dict[str, Any] = {"prerelease": names.is_candidate(self.tag)}
+        if self.draft:
+            changes |= {"draft": False, "target_commitish": self.commit, "make_latest": str(self._is_newest()).lower()}
+        self.update(**changes)
         self._check_tag()
+
+    def _is_newest(self) -> bool:
+        """Whether it is the newest final release by version: a backport and a candidate are not."""
+        own = catalogue.release_key(self.tag)
+        others = [release["tag_name"] for release in catalogue.final(self.api.releases())]
+        return not names.is_candidate(self.tag) and all(catalogue.release_key(tag) <= own for tag in others)
 
     def drop_empty_draft(self) -> None:
         """Deletes the draft, unless it is public or holds a file: another run may be filling it."""

@@ -223,6 +223,16 @@ def _tags(repository: Repository) -> Iterator[Finding]:
         yield Finding(state=GOOD, name=name, text="v* cannot be moved or deleted")
 
 
+def _immutable(repository: Repository) -> Iterator[Finding]:
+    """GitHub answers 404 where immutable releases are off."""
+    name, page = "immutable releases", f"{repository.home}/settings#releases-settings"
+    if (repository.get("/immutable-releases") or {}).get("enabled"):
+        yield Finding(state=GOOD, name=name, text="on: nobody can replace a published wheel or move its tag")
+    else:
+        text = "switch them on: without them, whoever may write can replace a published wheel"
+        yield Finding(state=MISSING, name=name, text=text, page=page)
+
+
 def _matches(pattern: str) -> bool:
     return pattern == "~ALL" or fnmatch.fnmatchcase(TAGS, pattern)
 
@@ -272,6 +282,7 @@ _CHECKS: dict[str, Check] = {
     "Pages": _pages,
     "environment release": _release,
     "rules for tags": _tags,
+    "immutable releases": _immutable,
     "GPU runner": _runner,
     "issues": _issues,
     "labels": _labels,

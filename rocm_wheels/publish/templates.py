@@ -12,6 +12,7 @@ from rocm_wheels.paths import ROOT
 
 TEMPLATES = ROOT / "templates"
 # Characters that start markup in GitHub's Markdown; HTML is escaped before.
+_GITHUB = {"@": "@&#8203;", "$": "<span>$</span>"}  # a backslash does not stop a mention or a formula
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~#!])")
 
 
@@ -43,6 +44,9 @@ def error(value: float | None) -> str:
 
 
 def markdown(text: object) -> Markup:
-    """Escapes text for one line or table cell of Markdown."""
-    # HTML is escaped last, so that its own "#" stays as it is ("&#39;").
-    return Markup(escape(_MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))))
+    """Escapes text for one line or table cell of GitHub's Markdown: it mentions nobody and holds no formula."""
+    # HTML is escaped after Markdown, so that its own "#" stays as it is ("&#39;").
+    plain = str(escape(_MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))))
+    for mark, harmless in _GITHUB.items():
+        plain = plain.replace(mark, harmless)
+    return Markup(plain)
