@@ -346,3 +346,34 @@ def test_the_command_renews_the_readme(
     content["machine"]["hip"] = None
     assert cli.main(["hardware", str(written(tmp_path, content)), "--wheel", str(wheel)]) == DataError.exit_code
     assert "this torch is not for ROCm" in capsys.readouterr().err
+
+
+def run_of(
+    device: str, target: str, date: str, *failed: str, torch: str = "2.9.1", wheel: str = "w1.whl"
+) -> hardware.Run:
+    return hardware.Run(
+        date=date, device=device, target=target, override="", wheel=wheel, sha256=wheel, flash_attn="2.8.3",
+        python="3.12.1", torch=torch, hip="6.4.1", driver="6.8", passed=60, failed=failed, speed=(),
+    )  # fmt: skip
+
+
+def test_only_the_same_gpu_answers_a_failed_run(data: Versions, tmp_path: Path) -> None:
+    kept = tmp_path / "hardware.json"
+    kept.write_text("[]")
+    failed = run_of("AMD Instinct MI300X", "gfx942", "2026-12-02", "varlen")
+    for run in (
+        failed,
+        run_of("AMD Instinct MI300A", "gfx942", "2026-12-03"),  # another GPU of the same target
+        run_of("AMD Instinct MI300X", "gfx942", "2026-12-04", torch="2.5.1"),  # another torch
+        run_of("AMD Instinct MI300X", "gfx942", "2026-12-01"),  # sent later, made before
+    ):
+        hardware.add(kept, run)
+    runs = hardware.load(kept)
+    assert failed in runs
+    assert hardware.unanswered(runs) == [failed]
+    assert hardware.failures_by_wheel(runs) == {"w1.whl": "AMD Instinct MI300X (2026-12-02)"}
+    verified = hardware.verified(runs)
+    (row,) = (each for each in coverage._gpus(data, verified, hardware.unanswered(runs)) if each["target"] == "gfx942")
+    assert row["verified"] == "AMD Instinct MI300X, 2026-12-04; failed: AMD Instinct MI300X, 2026-12-02"
+    hardware.add(kept, run_of("AMD Instinct MI300X", "gfx942", "2026-12-05", wheel="w2.whl"))
+    assert hardware.unanswered(hardware.load(kept)) == [], "the next wheel answers it"

@@ -129,6 +129,8 @@ def test_a_selftest_on_somebodys_gpu_is_reported(dist: Path, monkeypatch: pytest
     assert site.count(f"and its selftest on {where}; worst error") == site.count(f"; selftest: {where}</td>") == 1
     assert "2 of 3 passed their tests on an AMD GPU" in page
     assert on_amd.on_amd_gpu
+    assert page.count("; **selftest failed**: AMD Radeon PRO W7900 with") == 1
+    assert site.count("; its selftest failed on AMD Radeon PRO W7900 with") == 1
 
 
 def test_notes_report_a_test_with_another_torch(dist: Path) -> None:

@@ -171,7 +171,7 @@ def generated(root: Path, versions: Versions) -> dict[Path, str]:
     met = "" if on_gpu or any(run.ok for run in runs) else " **It has never run on an AMD GPU.**"
     readme = _between("README.md", readme, STATUS, f"{build}{met}")
     changelog = _between("CHANGELOG.md", changelog, STATUS, count if wheels else "No release is published yet.")
-    gpus = render("gpus.md.j2", gpus=_gpus(versions, verified), relatives=_relatives())
+    gpus = render("gpus.md.j2", gpus=_gpus(versions, verified, hardware.unanswered(runs)), relatives=_relatives())
     readme = _between("README.md", readme, GPUS, f"\n{gpus}")
     table_of_versions = render(
         "coverage.md.j2",
@@ -204,8 +204,8 @@ def _between(name: str, page: str, markers: tuple[str, str], block: str) -> str:
     return f"{page.partition(begin)[0]}{begin}{block}{end}{page.partition(end)[2]}"
 
 
-def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
-    """A row per GPU target: its family, its kernels, and the newest run on it."""
+def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]], failed: Sequence[Run]) -> list[dict[str, str]]:
+    """A row per GPU target: its family, its kernels, the newest run on it, and failures without an answer."""
     rows = []
     for target in versions.targets.values():
         if target.is_generic:  # not a GPU
@@ -217,7 +217,8 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
                 "target": target.name,
                 "backends": " and ".join(_KERNELS[backend] for backend in target.backends),
                 "since": since,
-                "verified": _newest(verified.get(target.name, [])),
+                "verified": _newest(verified.get(target.name, []))
+                + "".join(f"; failed: {run.where}, {run.date}" for run in failed if run.target == target.name),
             }
         )
     return rows

@@ -66,6 +66,11 @@ class Run:
         return not self.failed
 
     @property
+    def where(self) -> str:
+        """The GPU, with the override that it ran with."""
+        return f"{self.device} with HSA_OVERRIDE_GFX_VERSION={self.override}" if self.override else self.device
+
+    @property
     def summary(self) -> str:
         """One line for users."""
         result = f"{self.passed} checks passed"
@@ -108,13 +113,16 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
 
 
 def add(path: Path, run: Run) -> list[Run]:
-    """Adds a run to the file. It replaces an earlier run of the same GPU, wheel and torch."""
+    """Adds a run to the file. Of runs of the same GPU, wheel and torch the latest stays; a run of another GPU replaces
+    nothing.
+    """
 
     def place(each: Run) -> tuple[str, ...]:
         return each.device, each.override, each.wheel, each.torch
 
-    kept = [each for each in load(path) if place(each) != place(run)]
-    runs = sorted([*kept, run], key=lambda each: (each.target, each.device, each.date, each.wheel))
+    newer = [each for each in load(path) if place(each) != place(run) or each.date > run.date]
+    kept = [] if any(place(each) == place(run) for each in newer) else [run]
+    runs = sorted([*newer, *kept], key=lambda each: (each.target, each.device, each.date, each.wheel))
     files.write(path, (json.dumps([asdict(each) for each in runs], indent=1) + "\n").encode())
     return runs
 
@@ -142,13 +150,33 @@ def verified(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return found
 
 
+def unanswered(runs: Iterable[Run]) -> list[Run]:
+    """The failed runs that the same GPU has not answered: it did not pass on a later day, with that torch and
+    the same override. Newest first.
+    """
+    runs = sorted(runs, key=lambda each: each.date, reverse=True)
+
+    def answers(run: Run, failed: Run) -> bool:
+        same = (run.device, run.override, run.torch) == (failed.device, failed.override, failed.torch)
+        return run.ok and same and run.date > failed.date
+
+    return [failed for failed in runs if not failed.ok and not any(answers(run, failed) for run in runs)]
+
+
+def failures_by_wheel(runs: Iterable[Run]) -> dict[str, str]:
+    """sha256 of a wheel -> the GPUs on which its selftest failed, without an answer, as part of a sentence."""
+    found: dict[str, list[str]] = {}
+    for run in reversed(unanswered(runs)):
+        found.setdefault(run.sha256, []).append(f"{run.where} ({run.date})")
+    return {sha256: ", ".join(devices) for sha256, devices in found.items()}
+
+
 def by_wheel(runs: Iterable[Run]) -> dict[str, str]:
     """sha256 of a wheel -> the GPUs on which its selftest passed, oldest run first, as part of a sentence."""
     found: dict[str, list[str]] = {}
     for run in sorted(runs, key=lambda each: each.date):
         if run.ok:
-            override = f" with HSA_OVERRIDE_GFX_VERSION={run.override}" if run.override else ""
-            found.setdefault(run.sha256, []).append(f"{run.device}{override} ({run.date})")
+            found.setdefault(run.sha256, []).append(f"{run.where} ({run.date})")
     return {sha256: ", ".join(devices) for sha256, devices in found.items()}
 
 

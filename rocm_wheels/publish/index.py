@@ -123,7 +123,8 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
     """The page to choose a wheel on. It sends no request to another address."""
     script = (TEMPLATES / "chooser.js").read_text(encoding="utf-8")
     style = (TEMPLATES / "chooser.css").read_text(encoding="utf-8")
-    owners = hardware.by_wheel(hardware.load(ROOT / hardware.RUNS))
+    runs = hardware.load(ROOT / hardware.RUNS)
+    owners, failures = hardware.by_wheel(runs), hardware.failures_by_wheel(runs)
     return render(
         "chooser.html.j2",
         wheels=wheels,
@@ -132,6 +133,7 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
         known=Markup(_script_json({**_known(versions), "windows_torch": which.WINDOWS_TORCH})),
         run=which.RUN,
         owners=owners,
+        failures=failures,
         amd=sum(wheel.on_amd_gpu or wheel.sha256 in owners for wheel in wheels),
         command=which.PASTE_COMMAND,
         script=Markup(script),

@@ -27,7 +27,8 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
     grouped = sorted(wheels, key=_newest_first)
     groups = [(title, sorted(group)) for title, group in groupby(grouped, _title)]
     example = next((wheel for wheel in sorted(wheels) if wheel.yanked is None), None)
-    owners = hardware.by_wheel(hardware.load(ROOT / hardware.RUNS))
+    runs = hardware.load(ROOT / hardware.RUNS)
+    owners, failures = hardware.by_wheel(runs), hardware.failures_by_wheel(runs)
     text = render_template(
         "release_notes.md.j2",
         tag=tag,
@@ -40,6 +41,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         interfaces=_interfaces(example),
         candidate=is_candidate(tag),
         owners=owners,
+        failures=failures,
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu or wheel.sha256 in owners],
         beside_pypis_torch=sum(wheel.beside_pypis_torch for wheel in wheels),
         sums=SUMS,
