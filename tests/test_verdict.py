@@ -137,6 +137,19 @@ def test_gpu_stage_that_failed_fails_the_wheel() -> None:
     assert not _verdict({verdict.GPU: Stage(status="passed")}).ok
 
 
+def test_a_failed_test_fails_a_wheel_whose_stages_all_passed() -> None:
+    """A test can fail outside of the files of a stage, such as a test of a combination."""
+    passed = _verdict({name: Stage(status="passed") for name in verdict.STAGES})
+    assert passed.ok
+    failed = replace(passed, failures=("test_combinations.py::test_it",))
+    assert failed.unmet() == []
+    assert not failed.ok
+    assert ": failed\n" in failed.summary()
+    report = verdict.GpuReport(stages={verdict.GPU: Stage(status="passed")}, failures=("test_gpu.py::test_it",))
+    assert not report.ok
+    assert [name for name, _ in replace(passed, gpus={"MI300X": report}).unmet()] == ["gpu on MI300X"]
+
+
 def test_a_stage_without_tests_has_not_run() -> None:
     stages = verdict.tested_stages({"tests": [], "devices": []}, "")
     assert {stage.status for stage in stages.values()} == {"not run: no test was collected"}
