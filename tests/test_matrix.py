@@ -54,7 +54,6 @@ def run(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("matrix.json", ["--tag", "v1.2.3"]),
         ("matrix_pull_request.json", ["--event", "pull_request"]),
         ("matrix_list.txt", ["--list"]),
         ("matrix_one_target.txt", ["--github-output", "--only", "2.8.3 3.11 2.5.1 6.2 *", "--target", "gfx942"]),
@@ -64,6 +63,16 @@ def test_golden(name: str, arguments: list[str], golden: Callable[[str, str], No
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     golden(name, done.stdout)
+
+
+def test_a_row_of_each_kind(golden: Callable[[str, str], None]) -> None:
+    """A row in full. matrix_list.txt has the names of all rows."""
+    done = run("--tag", "v1.2.3")
+    assert done.returncode == 0, done.stderr
+    jobs = json.loads(done.stdout)
+    first = {name: found["include"][0] if name != "tag" else found for name, found in jobs.items()}
+    first["wheels, for one combination"] = jobs["wheels"]["include"][-1]
+    golden("matrix_rows.json", json.dumps(first, indent=2) + "\n")
 
 
 def test_the_whole_matrix_with_both_backends(data: Versions, whole: dict[str, list[str]]) -> None:

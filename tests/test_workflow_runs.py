@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from workflows import Expression, Runner, ancestors, base_environment, golden_rows, holds, load, render
+from workflows import Expression, Runner, ancestors, base_environment, holds, load, matrix_rows, render
 
 
 def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
@@ -102,7 +102,7 @@ def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, buil
 
 def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
     """Its artifacts are the universal wheels and the oldest and newest combination of each backend."""
-    rows = golden_rows()
+    rows = matrix_rows()
     (row,) = rows["gpu"]
     artifacts = {wheel["artifact"]: wheel["backend"] for wheel in rows["wheels"]}
     chosen = row["artifacts"].strip("{}").rstrip(",").split(",")
@@ -125,7 +125,7 @@ def test_the_universal_wheels_alone_are_built_through_cibuildwheel(tmp_path: Pat
     (step,) = (
         step for step in load("_build_rocm.yml")["jobs"]["build"]["steps"] if step["name"] == "Build, repair, verify"
     )
-    for row in golden_rows()["wheels"]:
+    for row in matrix_rows()["wheels"]:
         contexts = {"inputs": {**row, "published": "published", "build-triton-backend": False}}
         env = {name: str(render(text, contexts)) for name, text in step["env"].items()}
         done = subprocess.run(
@@ -187,7 +187,7 @@ def test_the_trend_measures_the_wheel_of_a_release_or_builds_its_own() -> None:
     assert {"schedule", "workflow_call", "workflow_dispatch"} == set(workflow["on"])
     measure = workflow["jobs"]["measure"]
     assert measure["permissions"] == {"contents": "read"}, "what runs on the GPU runner writes nothing"
-    row = {"include": [golden_rows()["wheels"][-1]]}
+    row = {"include": [matrix_rows()["wheels"][-1]]}
     for given in ("", json.dumps(row)):
         needs = {"newest": {"result": "skipped" if given else "success", "outputs": {"row": json.dumps(row)}}}
         contexts = {"inputs": {"row": given}, "vars": {"GPU_RUNNER": "true"}, "needs": needs, "status": "success"}
@@ -260,6 +260,6 @@ def test_a_shard_that_runs_out_of_time_keeps_its_kernels() -> None:
     compile_, keep = (job["steps"][names.index(name)] for name in ("Compile", "Save the kernel cache, complete or not"))
     assert keep["if"] == "always()"
     assert names.index("Save the kernel cache, complete or not") == names.index("Compile") + 1
-    for row in golden_rows()["kernels"]:
+    for row in matrix_rows()["kernels"]:
         contexts = {"matrix": row}
         assert render(compile_["timeout-minutes"], contexts) < render(job["timeout-minutes"], contexts) <= 360

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workflows import EXPRESSION, ROOT, WORKFLOWS, golden_rows, load, verbs
+from workflows import EXPRESSION, ROOT, WORKFLOWS, load, matrix_rows, verbs
 
 from rocm_wheels import cli
 
@@ -223,7 +223,7 @@ def test_a_called_workflow_gets_its_inputs(name: str, key: str, job: dict[str, A
 @pytest.mark.parametrize(("name", "key", "job"), JOBS)
 def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any]) -> None:
     workflow = load(name)
-    matrix_rows = golden_rows()
+    all_rows = matrix_rows()
     ids = {step["id"]: step for step in job.get("steps", []) if "id" in step}
     triggers = workflow["on"]
     inputs = {each for event in triggers.values() for each in _inputs(event)}
@@ -251,7 +251,7 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
                 assert entry in inputs, expression
             elif context == "matrix":
                 source = re.findall(r"outputs\.(kernels|gpu)\b", str(job["strategy"]))
-                rows = matrix_rows[source[0] if source else "wheels"]
+                rows = all_rows[source[0] if source else "wheels"]
                 if "outputs" not in str(job["strategy"]) and "inputs" not in str(job["strategy"]):
                     rows = [job["strategy"]["matrix"]]
                 assert all(entry in row for row in rows), f"no row has {entry}"
@@ -270,7 +270,7 @@ def _inputs(event: Any) -> dict[str, Any]:
 
 
 def test_every_key_of_a_row_is_used() -> None:
-    rows = golden_rows()
+    rows = matrix_rows()
     build = {**load("build.yml")["jobs"], **load("trend.yml")["jobs"]}
     users_of = {"kernels": ["build_kernels"], "wheels": ["build_wheels_rocm", "measure"], "gpu": ["smoke"]}
     for kind, users in users_of.items():

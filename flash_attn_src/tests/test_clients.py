@@ -1,4 +1,4 @@
-"""The libraries that use flash_attn, for real, on its wheel: environments made by uv from the groups clients-*.
+"""The libraries that use flash_attn, for real, on its wheel: environments made by uv with the pins of clients/*.txt.
 
 Needs the package index. With a GPU, run the scripts of clients/ by hand instead: they use it.
 """
@@ -22,7 +22,6 @@ from rocm_wheels.matrix.plan import make_universal_plan
 from rocm_wheels.wheel import assemble, hub
 
 _TESTS = Path(__file__).resolve().parent
-_ROOT = _TESTS.parent.parent
 VERSIONS = ("2.6.3", "2.7.4", "2.8.3")
 INTERFACES = ("flash_attn_3", "flash_attn_4", "sageattention")
 LABEL = "rocm62torch2.5triton"
@@ -78,16 +77,18 @@ class Clients:
         return target
 
     def _environment(self, group: str) -> Path:
-        """The Python of an environment with a group and the newest wheels; torch and the rest are this one's."""
+        """The Python of an environment with pinned clients and the newest wheels; torch and the rest are this one's."""
         venv = self.directory / group
         _run(sys.executable, "-m", "uv", "venv", "--quiet", "--seed", "--python", sys.executable, venv)
         (site,) = (venv / "lib").glob("python3.*/site-packages")
         (site / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
         python = venv / "bin" / "python"
-        # Without dependencies: uv does not see the torch that the .pth file adds.
-        install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", python)
-        _run(*install, "--require-hashes", "-r", _ROOT / f"locks/{group}.txt")
-        _run(*install, self.wheel(VERSIONS[-1]), *map(self.interface, INTERFACES))
+        # uv does not see the torch that the .pth file adds, so nothing may require it.
+        overrides = self.directory / f"{group}-overrides.txt"
+        overrides.write_text('torch ; python_version < "3"', encoding="utf-8")
+        install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python)
+        _run(*install, "--overrides", overrides, "-r", _TESTS / "clients" / f"{group}.txt")
+        _run(*install, "--no-deps", self.wheel(VERSIONS[-1]), *map(self.interface, INTERFACES))
         return python
 
     def run(self, group: str, script: str, *arguments: str, version: str = VERSIONS[-1], **environment: str) -> str:
@@ -114,7 +115,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     ],
 )
 def test_transformers(clients: Clients, version: int, implementation: str, models: int) -> None:
-    said = clients.run(f"clients-transformers-{version}", "with_transformers.py", implementation)
+    said = clients.run(f"transformers-{version}", "with_transformers.py", implementation)
     assert f"{implementation}, cpu" in said
     assert said.count("12 tokens generated as by eager attention") == models
 
@@ -123,7 +124,7 @@ def test_transformers_by_the_package_kernels(clients: Clients, tmp_path: Path) -
     """transformers sends models with sinks to a repository of this name. An installed flash_attn is not used."""
     hub.write(clients.wheel(VERSIONS[-1]), tmp_path)
     repository = f"kernels-community/aiter-flash-attn={tmp_path}"
-    said = clients.run("clients-kernels", "with_transformers.py", repository, "--hip", "6.4.43482-0f2d60242")
+    said = clients.run("kernels", "with_transformers.py", repository, "--hip", "6.4.43482-0f2d60242")
     assert "kernels: _flash_attn_rocm_" in said
     assert f" in {tmp_path}/build/torch-rocm/__init__.py\n" in said
     assert said.count("12 tokens generated as by eager attention") == 3
@@ -136,7 +137,7 @@ path = loaded.__path__[0]
 Metadata.read_from_file(path + "/metadata.json").digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, path))
 print(path, loaded.flash_attn_func(*torch.ones(3, 1, 4, 2, 8)).sum().item())
 """
-    said = _run(clients.environment("clients-kernels"), "-c", f"from pathlib import PosixPath\n{code}")
+    said = _run(clients.environment("kernels"), "-c", f"from pathlib import PosixPath\n{code}")
     assert said == f"{tmp_path}/build/torch-cpu 64.0\n"
 
 
@@ -149,7 +150,7 @@ def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, t
     hub.write(assemble.assemble(plan, stores, launcher, tmp_path / "dist"), tmp_path / "hub")
     gpus = ("gfx942", "gfx1012", "gfx1030", "gfx1036", "gfx1100", "gfx1151", "gfx1201:sramecc-", "gfx906")
     repository = f"kernels-community/aiter-flash-attn={tmp_path}/hub"
-    said = clients.run("clients-kernels", "hub_on_gpus.py", repository, *gpus).splitlines()
+    said = clients.run("kernels", "hub_on_gpus.py", repository, *gpus).splitlines()
     loaded = re.compile(r"(gfx\S+): _flash_attn_rocm_\w+\.flash_attn_interface 64")
     assert [bool(loaded.fullmatch(line)) for line in said] == [gpu != "gfx906" for gpu in gpus], said
     assert "refused: " in said[-1]
@@ -158,11 +159,11 @@ def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, t
 
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
 def test_diffusers(clients: Clients, version: str) -> None:
-    assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version=version)
+    assert f"flash_attn {version}, cpu" in clients.run("transformers-5", "with_diffusers.py", version=version)
 
 
 def test_sageattention_in_diffusers(clients: Clients) -> None:
-    said = clients.run("clients-transformers-5", "with_sageattention.py")
+    said = clients.run("transformers-5", "with_sageattention.py")
     assert said.count("backend ") == 6
     assert said.count("model: ") == 2
 
@@ -172,7 +173,7 @@ def test_sageattention_in_diffusers(clients: Clients) -> None:
 def test_diffusers_pipelines(clients: Clients, kernels: bool) -> None:
     """Triton's interpreter runs the kernels where `kernels` is true."""
     said = clients.run(
-        "clients-transformers-5", "with_diffusers_pipelines.py", *["--kernels"] * kernels,
+        "transformers-5", "with_diffusers_pipelines.py", *["--kernels"] * kernels,
         TRITON_INTERPRET=str(int(kernels)),
     )  # fmt: skip
     assert said.count("SDPA: ") == 4
@@ -181,25 +182,25 @@ def test_diffusers_pipelines(clients: Clients, kernels: bool) -> None:
 
 @pytest.mark.long
 def test_training(clients: Clients) -> None:
-    said = clients.run("clients-transformers-5", "with_training.py")
+    said = clients.run("transformers-5", "with_training.py")
     assert said.count("LoRA, ") == 2
     assert said.count("FSDP2, ") == 6
 
 
 def test_diffusers_on_two_ranks(clients: Clients) -> None:
-    said = clients.run("clients-transformers-5", "with_diffusers_ranks.py")
+    said = clients.run("transformers-5", "with_diffusers_ranks.py")
     assert said.count("ring: equal to one call") == said.count("ulysses: equal to one call") == 2
 
 
 def test_ring_flash_attn(clients: Clients) -> None:
-    said = clients.run("clients-transformers-4", "with_ring_flash_attn.py")
+    said = clients.run("transformers-4", "with_ring_flash_attn.py")
     assert said.count("equal to one call") == 6
     assert f"flash_attn {VERSIONS[-1]}: 2 processes" in said
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_import_probes(clients: Clients, version: str) -> None:
-    said = clients.run("clients-transformers-5", "probes.py", version=version)
+    said = clients.run("transformers-5", "probes.py", version=version)
     assert said.count("as it expects") >= 5
 
 
@@ -211,6 +212,6 @@ def test_versions_parse(clients: Clients, version: str) -> None:
     assert said.split() == [version, f"{version}+{LABEL}"]
 
 
-@pytest.mark.parametrize("group", ["clients-kernels", "clients-transformers-4", "clients-transformers-5"])
+@pytest.mark.parametrize("group", ["kernels", "transformers-4", "transformers-5"])
 def test_requirements_hold(clients: Clients, group: str) -> None:
     assert "No broken requirements" in _run(clients.environment(group), "-m", "pip", "check")

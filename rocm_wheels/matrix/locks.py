@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,7 @@ DIRECTORY = ROOT / "locks"
 WHEEL_TESTS = "wheel_tests/requirements.txt"
 _OLDEST = "3.10"
 # Groups with packages that have no release for Python 3.10. build_rocm.sh has the same list.
-_NEWER = dict.fromkeys(
-    ("benchmarks", "cibuildwheel", "test", "clients-kernels", "clients-transformers-4", "clients-transformers-5"),
-    "3.11",
-)
-
-# The environments of clients take torch from the test group, so nothing may require another torch.
-_CLIENTS = "clients-"
-_WITHOUT_TORCH = 'torch ; python_version < "3"'
+_NEWER = dict.fromkeys(("benchmarks", "cibuildwheel", "test"), "3.11")
 
 Groups = dict[str, list[str | dict[str, str]]]
 
@@ -81,14 +73,9 @@ def _compile(lock: Lock, *, before: datetime.date) -> None:
     command += ["--exclude-newer", before.isoformat(), "--custom-compile-command", COMMAND]
     command += ["--output-file", str(lock.path), "-"]
     lock.path.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory:
-        if lock.name.startswith(_CLIENTS):
-            overrides = Path(directory) / "overrides.txt"
-            overrides.write_text(_WITHOUT_TORCH, encoding="utf-8")
-            command += ["--overrides", str(overrides)]
-        done = subprocess.run(
-            command, input="\n".join(lock.requirements), cwd=ROOT, capture_output=True, text=True, check=False
-        )
+    done = subprocess.run(
+        command, input="\n".join(lock.requirements), cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise DataError(
             f"uv could not lock {lock.name}: {done.stderr.strip()}",

@@ -1,4 +1,6 @@
-"""Updates pins: packages of the dependency groups with their lock files, and digests of the container images."""
+"""Updates pins: packages of the dependency groups with their lock files, packages of the clients that tests run, and
+digests of the container images.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ PINNED = (
     "flash_attn_src/pyproject.toml",
     "wheel_tests/requirements.txt",
     "rocm_wheels/versions.toml",
+    *(f"flash_attn_src/tests/clients/{name}.txt" for name in ("kernels", "transformers-4", "transformers-5")),
 )
 _PIN = re.compile(r'(?m)(?:^|(?<="))(?P<name>[A-Za-z][\w.-]*)(?P<extras>\[[\w,-]+\])?==(?P<version>[\w.]+)(?=[";]|$)')
 _IMAGE = re.compile(r'(?m)^image = "(?P<repository>[^:"]+):(?P<tag>[^@"]+)(?:@(?P<digest>sha256:[0-9a-f]{64}))?"')

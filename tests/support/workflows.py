@@ -12,8 +12,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -362,10 +364,12 @@ class Runner:
             shutil.copytree(source, self.caches, dirs_exist_ok=True)
 
 
-def golden_rows() -> dict[str, list[dict[str, Any]]]:
-    """The rows of the jobs' matrices from create_matrix.py: kernels and wheels."""
-    text = (ROOT / "tests/golden/matrix.json").read_text(encoding="utf-8")
-    return {name: each["include"] for name, each in json.loads(text).items() if name != "tag"}
+@cache
+def matrix_rows() -> dict[str, list[dict[str, Any]]]:
+    """The rows of a release's jobs from create_matrix.py: kernels, wheels and gpu."""
+    command = [sys.executable, str(ROOT / "create_matrix.py"), "--tag", "v1.2.3"]
+    done = subprocess.run(command, env=base_environment(), capture_output=True, text=True, check=True)
+    return {name: each["include"] for name, each in json.loads(done.stdout).items() if name != "tag"}
 
 
 def base_environment() -> dict[str, str]:
