@@ -7,7 +7,7 @@ of weights and values: they are checked, and change nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flash_attn import flash_attn_func
@@ -46,8 +46,9 @@ def sageattn(
 
     kwargs: smooth_k (True), subtract the mean key. attn_mask, boolean (True: the key is seen) or additive, which
     broadcasts to (batch, heads, seqlen_q, seqlen_k): flash_attn_func serves it, with 16 bits for all tensors, on every
-    GPU. scale, another name of sm_scale. enable_gqa: heads of k and v may be fewer in any case. dropout_p has to be 0.
-    pv_accum_dtype, qk_quant_gran, quantization_backend, smooth_v: see above. Other names may be None or False.
+    GPU. scale and softmax_scale, other names of sm_scale; causal, of is_causal. enable_gqa: heads of k and v may be
+    fewer in any case. dropout_p has to be 0. pv_accum_dtype, qk_quant_gran, quantization_backend, smooth_v: see above.
+    Other names may be None, False or 0, and window_size (-1, -1).
 
     ValueError for another layout or value, and for is_causal with a mask or with different numbers of queries and keys.
     NotImplementedError for dropout_p. TypeError for another argument.
@@ -157,30 +158,50 @@ def sageattn_varlen(
     `flash_attn.int8.flash_attn_varlen_int8_func`, one sequence after the other. kwargs as in sageattn, without
     attn_mask. is_causal aligns the last query and the last key of each sequence.
     """
-    mask, sm_scale, smooth_k = _options({**kwargs, "smooth_k": smooth_k}, sm_scale)
-    if mask is not None:
+    options = _options({**kwargs, "smooth_k": smooth_k}, sm_scale, is_causal)
+    if options.attn_mask is not None:
         raise NotImplementedError("attn_mask: got a mask, wanted None with packed sequences: call sageattn")
     return flash_attn_varlen_int8_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale, is_causal, smooth_k
-    )
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options.sm_scale, options.is_causal,
+        options.smooth_k,
+    )  # fmt: skip
 
 
-def _options(options: dict[str, Any], sm_scale: float | None) -> tuple[torch.Tensor | None, float | None, bool]:
-    """(attn_mask, sm_scale, smooth_k) of keyword arguments. Raises for a value that would be ignored."""
-    for name, value in options.items():
+class _Options(NamedTuple):
+    """Keyword arguments by their meaning here."""
+
+    attn_mask: torch.Tensor | None
+    sm_scale: float | None
+    is_causal: bool
+    smooth_k: bool
+
+
+def _options(given: dict[str, Any], sm_scale: float | None, is_causal: bool) -> _Options:
+    """The keyword arguments of a call. Raises for a value that would be ignored."""
+    for name, value in given.items():
         if name == "dropout_p":
             if value:
                 raise NotImplementedError(f"dropout_p: got {value}, wanted 0: call scaled_dot_product_attention")
         elif name in _PRECISIONS:
             if not any(type(value) is type(known) and value == known for known in _PRECISIONS[name]):
                 raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(map(str, _PRECISIONS[name]))}")
-        elif name == "scale":
-            if value is not None and sm_scale is not None:
-                raise TypeError(f"scale, sm_scale: got {value} and {sm_scale}, wanted one of them")
+        elif name in ("scale", "softmax_scale"):
+            if value is not None and sm_scale is not None and value != sm_scale:
+                raise TypeError(f"{name}, sm_scale: got {value} and {sm_scale}, wanted one of them")
             sm_scale = value if sm_scale is None else sm_scale
-        elif name not in ("attn_mask", "smooth_k", "enable_gqa") and value is not None and value is not False:
+        elif name == "causal":
+            diagnose_switches(None, causal=value)
+            is_causal = bool(value) or is_causal
+        elif name not in ("attn_mask", "smooth_k", "enable_gqa") and not _changes_nothing(name, value):
             raise TypeError(f"sageattention got an unexpected keyword argument {name!r}, which no kernel here honours")
-    return options.get("attn_mask"), sm_scale, options.get("smooth_k", True)
+    return _Options(given.get("attn_mask"), sm_scale, is_causal, given.get("smooth_k", True))
+
+
+def _changes_nothing(name: str, value: object) -> bool:
+    """Whether a value stands for an option that is off."""
+    if name == "window_size":
+        return value is None or value == (-1, -1)
+    return value is None or (isinstance(value, (bool, int, float)) and not value)
 
 
 def _dense(
@@ -196,7 +217,7 @@ def _dense(
     axes = _AXES.get(tensor_layout) if isinstance(tensor_layout, str) else None
     if axes is None:
         raise ValueError(f"tensor_layout: got {tensor_layout!r}, wanted one of {', '.join(_AXES)}")
-    attn_mask, sm_scale, smooth_k = _options(options, sm_scale)
+    attn_mask, sm_scale, is_causal, smooth_k = _options(options, sm_scale, is_causal)
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_strided(name, x)
         if x.dim() != len(axes):

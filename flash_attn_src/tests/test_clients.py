@@ -198,6 +198,12 @@ def test_ring_flash_attn(clients: Clients) -> None:
     assert f"flash_attn {VERSIONS[-1]}: 2 processes" in said
 
 
+def test_yunchang(clients: Clients) -> None:
+    said = clients.run("transformers-4", "with_yunchang.py")
+    assert said.count("equal to one call") == 52
+    assert f"flash_attn {VERSIONS[-1]}: 2 processes" in said
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_import_probes(clients: Clients, version: str) -> None:
     said = clients.run("transformers-5", "probes.py", version=version)
