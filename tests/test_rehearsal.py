@@ -5,21 +5,44 @@ table).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import wheelhouse
 from fake_github import Hub
 from publishing import client, publish_as
 
+from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Universal
-from rocm_wheels.publish import catalogue, index, yanks
+from rocm_wheels.publish import catalogue, github, index, release, yanks
 from rocm_wheels.publish.home import Home
+from rocm_wheels.wheel import launcher, verdict
+from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED
 
 CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
 OTHER = wheelhouse.cell("2.8.3 3.12 2.6.0 6.2")
 UNIVERSAL = Universal(flash_attn="2.8.3", python="3.10", backend="ck")
 HOME = Home(url="https://owner.github.io/name/", repository="https://github.com/owner/name")
+
+
+LIMITS = {60: 80, 3600: 500}  # content-creating requests, by GitHub's documentation
+
+
+class Clock:
+    """A clock for the client and the stand-in alike: waiting takes no time."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+
+    def sleep(self, seconds: float) -> None:
+        self.hub.clock += seconds
+
+    def time(self) -> float:
+        return self.hub.now()
+
+    monotonic = time
 
 
 class Rehearsal:
@@ -55,6 +78,11 @@ class Rehearsal:
         return {name: "data-yanked" in attributes for attributes, name in anchors if "+" in name}
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launcher.build_for_windows(tmp_path_factory.mktemp("launcher"), cache=tmp_path_factory.mktemp("cache"))
+
+
 def test_releases_from_an_empty_repository_on(hub: Hub, tmp_path: Path) -> None:
     here = Rehearsal(hub, tmp_path)
     changed: dict[str, object] = {"payload": "changed = 1\n", "build": 1}
@@ -86,3 +114,50 @@ def test_releases_from_an_empty_repository_on(hub: Hub, tmp_path: Path) -> None:
     assert here.release("v1.4.0", (OTHER, {})) == [one]
     assert hub.stored == sent != before, "the run again sends nothing"
     assert here.listed()[one] is False
+
+
+def test_both_systems_through_a_strict_github(
+    hub: Hub, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With immutable releases, limits, listings that lag, starter uploads and another host for the bytes: a first
+    release that is killed and run again, a backport, and a GPU that fails the next one.
+    """
+    monkeypatch.setattr(github, "time", Clock(hub))
+    monkeypatch.setattr(release, "time", Clock(hub))
+    monkeypatch.setattr(github, "BACKOFF_SECONDS", 1.0)
+    hub.immutable, hub.lag, hub.limits = True, 2.0, LIMITS
+    here = Rehearsal(hub, tmp_path)
+    windows = {"platform": "win_amd64", "targets": ("gfx1030", "gfx1201"), "launcher": library}
+    both: list[tuple[object, dict[str, object]]] = [(UNIVERSAL, {}), (UNIVERSAL, windows)]
+
+    hub.planned = ["starter", "late error", "error", "starter"]
+    first = here.release("v1.1.0", *both, (CELL, {}))
+    assert len(first) == 3
+    assert hub.faults == {"starter": 2, "late error": 1, "error": 1}
+    assert here.listed() == dict.fromkeys(first, False)
+    sent = dict(hub.stored)
+    assert here.release("v1.1.0", *both, (CELL, {})) == first
+    assert hub.stored == sent, "run again, nothing is sent"
+    (public,) = hub.releases.values()
+    assert (public["immutable"], hub.latest) == (True, public["id"])
+
+    changed = {"payload": "changed = 1\n", "build": 1}
+    assert len(here.release("v1.0.1", (CELL, changed))) == 1
+    assert hub.latest == public["id"], "a backport is not the latest release"
+
+    dist = tmp_path / "v1.2.0"
+    next_ = {"payload": "changed = 2\n", "build": 2}
+    wheel = wheelhouse.write(dist, UNIVERSAL, **next_, device=wheelhouse.W7900)  # type: ignore[arg-type]
+    report = verdict.read(wheel.with_name(f"{wheel.name}.verdict.json"))
+    failed = replace(report.stages[GPU], status=FAILED, details={"devices": [wheelhouse.MI300X]})
+    replace(report, stages={**report.stages, GPU: failed}).with_reports_of(report).write(wheel)
+    with pytest.raises(DataError, match="did not pass its tests"):
+        publish_as(client(hub), "v1.2.0", dist, lambda _: None)
+    answered = replace(failed, status=PASSED)
+    earlier = verdict.read(wheel.with_name(f"{wheel.name}.verdict.json"))
+    replace(report, stages={**report.stages, GPU: answered}).with_reports_of(earlier).write(wheel)
+    publish_as(client(hub), "v1.2.0", dist, lambda _: None)
+    newest = hub.releases[hub.latest]
+    assert newest["tag_name"] == "v1.2.0"
+    assert "AMD Instinct MI300X (gfx942)" in newest["body"]
+    assert "AMD Radeon PRO W7900 (gfx1100)" in newest["body"]

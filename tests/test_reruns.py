@@ -180,3 +180,14 @@ def test_a_universal_wheel_is_built_until_the_release_has_it_for_every_system(
     assert rows(hub, tmp_path) == "1"
     assert rows(hub, tmp_path, PYTORCH_ROCM_ARCH="gfx90a;gfx942") == "0", "Instinct alone"
     assert rows(hub, tmp_path, PYTORCH_ROCM_ARCH="gfx1100;gfx1201") == "1", "Radeon alone"
+
+
+def test_an_immutable_release_that_lacks_wheels_stops_the_first_jobs(hub: Hub, built: Path, tmp_path: Path) -> None:
+    """Not the last one, after hours of building."""
+    hub.immutable = True
+    publish(hub, built)
+    assert rows(hub, tmp_path) == "0"
+    command = [sys.executable, str(ROOT / "create_matrix.py"), "--missing", str(tmp_path / "published.json")]
+    done = subprocess.run(command, env=base_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"release {TAG} is immutable and lacks some of these wheels\nBuild them for a new tag" in done.stderr

@@ -37,6 +37,8 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
         has=published.files(arguments.missing) if arguments.missing else (),
         requested=requested,
     )
+    if arguments.missing and (selected.cells or selected.universals):
+        published.check_open(arguments.missing)
     sample = data.jobs.sample_targets if arguments.event == "pull_request" and requested is None else None
     made = rows.rows(data, selected.cells, requested, selected.universals, universal_targets=sample)
     notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]

@@ -28,6 +28,18 @@ def files(path: Path) -> list[str]:
         ) from error
 
 
+def check_open(path: Path) -> None:
+    """Raises DataError if the list is of a release that takes no more files: what is built for it could not be
+    published.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("immutable"):
+        raise DataError(
+            f"release {content['tag']} is immutable and lacks some of these wheels",
+            remedy="Build them for a new tag; the index joins all releases.",
+        )
+
+
 def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
     """The valid files in the release of a tag, and all public wheels of the other releases.
 
@@ -36,9 +48,11 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
     from rocm_wheels.publish import catalogue
 
     good: list[str] = []
+    immutable = False
     for release in api.releases():
         if release["tag_name"] != tag:
             continue
+        immutable |= not release["draft"] and bool(release.get("immutable"))
         there = {asset["name"]: asset for asset in api.assets(release["id"]) if asset["state"] == "uploaded"}
         fields = {**release, "assets": list(there.values())}
         found = catalogue.from_releases([fields], lambda asset: api.download(asset["url"]), {})
@@ -49,6 +63,7 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
     return {
         "tag": tag,
         "commit": commit,
+        "immutable": immutable,
         "files": sorted(good),
         "wheels": [vars(wheel) for wheel in sorted(public, key=lambda wheel: wheel.name)],
     }

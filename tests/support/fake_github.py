@@ -52,6 +52,7 @@ class Hub:
     corrupt: bool = False  # the next upload is stored with other bytes of the same size
     tags: dict[str, str] = field(default_factory=dict)  # tag -> commit; "tag:..." is the object of an annotated tag
     settings: dict[str, Any] = field(default_factory=dict)  # path below the repository -> answer or status code
+    planned: list[str] = field(default_factory=list)  # faults of the next uploads, the last one first
     immutable: bool = False  # whether a release that is made public becomes immutable
     burned: set[str] = field(default_factory=set)  # tags of immutable releases that were deleted
     latest: int = 0  # id of the release that GitHub shows as the latest
@@ -72,13 +73,13 @@ class Hub:
     def record(self) -> None:
         """Schedules a change that listings show after `lag` seconds."""
         if self.lag:
-            self.history.append((time.monotonic(), copy.deepcopy(list(self.releases.values()))))
+            self.history.append((self.now(), copy.deepcopy(list(self.releases.values()))))
 
     def listed(self) -> list[dict[str, Any]]:
         """The releases as listings show them."""
         if not self.lag:
             return list(self.releases.values())
-        before = time.monotonic() - self.lag
+        before = self.now() - self.lag
         return next((releases for at, releases in reversed(self.history) if at <= before), [])
 
     def over_limit(self) -> bool:
@@ -97,6 +98,10 @@ class Hub:
 
     def draw(self, upload: bool) -> str:
         """The fault of the next request, "" for none."""
+        if upload and self.planned:
+            fault = self.planned.pop()
+            self.faults[fault] += 1
+            return fault
         if self.random.random() >= self.rate:
             return ""
         fault = self.random.choice(FAULTS if upload else FAULTS[:-1])
