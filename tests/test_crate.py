@@ -95,3 +95,9 @@ def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:
     artifacts = os.environ.get("CARGO_TARGET_DIR", str(CRATE / "target"))  # of the crate, most of which are shared
     built = build("--manifest-path", manifest, CARGO_TARGET_DIR=artifacts, CANDLE_FLASH_ROCM_DEVICE="1")
     assert "2 calls on gfx942" in run("resident_calls.py", built, "gfx942", tmp_path)
+
+
+def test_plans_do_not_know_the_store() -> None:
+    """store/ takes its table of providers and the trait of kernels from launch/. The other way would be a circle."""
+    for path in sorted((CRATE / "src/launch").glob("*.rs")):
+        assert "crate::store" not in path.read_text(encoding="utf-8"), path.name

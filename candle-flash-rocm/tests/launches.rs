@@ -231,6 +231,156 @@ fn every_launch_is_that_of_python() {
     assert!(compared > 900, "{compared}");
 }
 
+/// Memory that keeps what it gave: address and bytes.
+#[derive(Default)]
+struct Kept(Vec<(u64, u64)>);
+
+impl Memory for Kept {
+    fn allocate(&mut self, bytes: usize) -> Result<u64> {
+        let address = APART * (1000 + self.0.len() as u64);
+        self.0.push((address, bytes as u64));
+        Ok(address)
+    }
+}
+
+impl Kept {
+    /// Fails unless `bytes` bytes from an address lie in one piece of memory.
+    #[track_caller]
+    fn assert_holds(&self, address: u64, bytes: usize) {
+        let piece = self.0.iter().find(|(start, size)| (*start..start + size.max(&1)).contains(&address));
+        let (start, size) = piece.expect("an address of this memory");
+        assert!(address + bytes as u64 <= start + size, "{bytes} bytes from {} of {size}", address - start);
+    }
+}
+
+/// (partial, partial_lse, splits, rows, head_dim) of a launch that joins splits, see `combine.attn_combine`.
+fn joined(launch: &Launch) -> Option<(u64, u64, usize, usize, usize)> {
+    let number = |index: usize| match launch.arguments[index] {
+        Argument::I32(number) => number as usize,
+        _ => panic!("argument {index} of {} is no number", launch.kernel),
+    };
+    let (Argument::Pointer(partial), Argument::Pointer(partial_lse)) = (&launch.arguments[0], &launch.arguments[1])
+    else {
+        panic!("{} begins with two pointers", launch.kernel)
+    };
+    let last = launch.arguments.len() - 1;
+    launch.kernel.starts_with("combine-").then(|| (*partial, *partial_lse, number(last), number(8), number(last - 1)))
+}
+
+/// A launch has no sizes of memory, so a workspace that is too small, or two that overlap, changes no launch.
+#[test]
+fn workspaces_hold_what_kernels_write() {
+    let recorded = recorded();
+    let (mut joins, mut infinite, mut sums) = (0, 0, 0);
+    for (name, target) in &recorded.targets {
+        let device = Device { compute_units: target.compute_units };
+        for case in &recorded.cases {
+            let mut memory = Kept::default();
+            let (forward, _) = case.forward();
+            let mut steps = plan_forward(&forward, target, device, &mut memory).expect("a plan");
+            let (mut results, mut lse) = (Vec::new(), vec![forward.lse]);
+            for step in &steps {
+                let Step::Launch(launch) = step else { continue };
+                let Some((partial, partial_lse, splits, rows, dim)) = joined(launch) else { continue };
+                memory.assert_holds(partial, 4 * splits * rows * dim);
+                memory.assert_holds(partial_lse, 4 * splits * rows);
+                lse.push(partial_lse);
+                joins += 1;
+            }
+            // Rows outside of every sequence: 0, and +inf as the logarithm of their sums.
+            for step in &steps {
+                let Step::Fill(fill) = step else { continue };
+                if fill.count == 0 {
+                    continue;
+                }
+                let is_lse = lse.contains(&fill.address);
+                assert_eq!(fill.pattern == f32::INFINITY.to_bits(), is_lse, "{name}, {case:?}");
+                assert_eq!(fill.pattern == 0, !is_lse, "{name}, {case:?}");
+                infinite += usize::from(is_lse);
+            }
+            if case.backward {
+                let backward = plan_backward(&case.backward(), target, device, &mut memory).expect("a plan");
+                // Packed rows outside of every sequence get 0: delta, and dk and dv of all parts.
+                let fills =
+                    backward.iter().filter_map(|step| if let Step::Fill(fill) = step { Some(fill) } else { None });
+                let filled: usize = fills.filter(|fill| fill.address >= APART * 1000).map(|fill| fill.count).sum();
+                let shape = case.shape();
+                let mut wanted = if case.is_packed() { shape.lse_elements() } else { 0 };
+                for step in &backward {
+                    let Step::Sum(sum) = step else { continue };
+                    let elements = sum.rows * sum.count * case.head_dim;
+                    memory.assert_holds(sum.parts, 4 * elements);
+                    results.push(sum.parts..sum.parts + 4 * elements as u64);
+                    wanted += if case.is_packed() { elements } else { 0 };
+                    sums += 1;
+                }
+                assert_eq!(filled, wanted, "{name}, {case:?}");
+                steps.extend(backward);
+            }
+            for step in &steps {
+                let Step::Fill(fill) = step else { continue };
+                if fill.address >= APART * 1000 {
+                    memory.assert_holds(fill.address, 4 * fill.count);
+                }
+            }
+            for (index, one) in results.iter().enumerate() {
+                assert!(
+                    results[..index].iter().all(|other| one.end <= other.start || other.end <= one.start),
+                    "{name}"
+                );
+            }
+        }
+    }
+    println!("{joins} joins, {infinite} fills of lse, {sums} sums");
+    assert!(joins > 20 && infinite > 5 && sums > 5, "{joins} {infinite} {sums}");
+}
+
+/// The strides (batch, row, head) of the tensors of a backward launch, in the order of its arguments.
+fn strides(launch: &Launch) -> Vec<[i32; 3]> {
+    let floats = launch.arguments.iter().rposition(|one| matches!(one, Argument::F32(_))).expect("a float");
+    let numbers: Vec<i32> = launch.arguments[floats + 1..]
+        .iter()
+        .map(|one| match one {
+            Argument::I32(number) => *number,
+            _ => panic!("{one:?} after the floats of {}", launch.kernel),
+        })
+        .collect();
+    numbers[..18].chunks(3).map(|three| [three[0], three[1], three[2]]).collect()
+}
+
+/// Tensors of one shape with strides of their own, and parts of dk and dv where queries outnumber keys.
+#[test]
+fn a_backward_gives_each_tensor_its_own_strides() {
+    let recorded = recorded();
+    let target = &recorded.targets["gfx942"];
+    let (batch, rows_q, rows_k, heads, dim) = (2, 8192, 512, 8, 64);
+    let shape = Shape::dense(Dtype::Bf16, batch, (rows_q, rows_k), (heads, 1), dim, 0.125);
+    let operand = |name: &str, rows: usize, heads: usize| {
+        let padding = 8 * NAMES.iter().position(|&one| one == name).expect("a known name");
+        let row = heads * dim + padding;
+        Operand { address: address(name), batch: rows * row + padding, row, head: dim }
+    };
+    let of_queries = |name| operand(name, rows_q, heads);
+    let [q, out, dout, dq] = ["q", "out", "dout", "dq"].map(of_queries);
+    let [k, v] = ["k", "v"].map(|name| operand(name, rows_k, 1));
+    let [dk, dv] = ["dk", "dv"].map(|name| Operand::dense(address(name), rows_k, 1, dim));
+    let backward = Backward { shape, dout, q, k, v, out, lse: address("lse"), dq, dk, dv, may_split: true };
+    let mut memory = Kept::default();
+    let device = Device { compute_units: target.compute_units };
+    let steps = plan_backward(&backward, target, device, &mut memory).expect("a plan");
+    let launches: Vec<&Launch> =
+        steps.iter().filter_map(|step| if let Step::Launch(launch) = step { Some(launch) } else { None }).collect();
+    let parts = steps.iter().find_map(|step| if let Step::Sum(sum) = step { Some(sum.count) } else { None });
+    let parts = parts.expect("dk and dv in parts");
+    let in_parts = Operand::dense(0, rows_k, parts, dim);
+    let units = |operands: &[Operand]| -> Vec<[i32; 3]> {
+        operands.iter().map(|one| [one.batch, one.row, one.head].map(|stride| (stride / 8) as i32)).collect()
+    };
+    let [of_dq, of_dkdv] = launches[..] else { panic!("{} launches", launches.len()) };
+    assert_eq!(strides(of_dq), units(&[q, k, v, out, dout, dq]));
+    assert_eq!(strides(of_dkdv), units(&[q, k, v, dout, in_parts, in_parts]));
+}
+
 /// Keeps what it is asked for, and plans nothing.
 #[derive(Default)]
 struct Asked(RefCell<Vec<(Call, Vec<u8>)>>);

@@ -112,21 +112,6 @@ pub trait Catalogue {
     fn choice(&self) -> &Choice;
 }
 
-impl Catalogue for crate::store::Store {
-    fn has(&self, kernel: &str) -> bool {
-        self.get(kernel).is_some()
-    }
-
-    fn choice(&self) -> &Choice {
-        self.choice()
-    }
-
-    fn tile(&self, kernel: &str) -> Result<Tile> {
-        let found = self.kernel(kernel)?;
-        Ok(Tile { block_m: found.block_m, block_n: found.block_n, num_xcds: found.num_xcds })
-    }
-}
-
 /// Where plans get their workspaces.
 pub trait Memory {
     /// Device address of so many bytes, a multiple of 16, that live until the plan has run.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::launch::Choice;
+use crate::launch::{Catalogue, Choice, Tile};
 use archive::Archive;
 use manifest::Manifest;
 pub use manifest::{Kernel, Parameter, Version};
@@ -197,4 +197,18 @@ fn damaged(path: &Path, reason: &str) -> Error {
 fn unreadable(path: &Path, error: std::io::Error) -> Error {
     let reason = format!("the kernel store {}: cannot be read: {error}", path.display());
     Error::Store { reason, source: Some(Box::new(error)) }
+}
+impl Catalogue for Store {
+    fn tile(&self, kernel: &str) -> Result<Tile> {
+        let found = self.kernel(kernel)?;
+        Ok(Tile { block_m: found.block_m, block_n: found.block_n, num_xcds: found.num_xcds })
+    }
+
+    fn has(&self, kernel: &str) -> bool {
+        self.get(kernel).is_some()
+    }
+
+    fn choice(&self) -> &Choice {
+        self.choice()
+    }
 }
