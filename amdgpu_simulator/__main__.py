@@ -14,6 +14,7 @@
     python -m amdgpu_simulator decoding gfx1100                        # splits and bandwidth of a whole GPU; 3 minutes
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
     python -m amdgpu_simulator traces DIR                              # the clock against thread traces of GPUs
+    python -m amdgpu_simulator published DIR                           # and against published speeds of kernels
     python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
     python -m amdgpu_simulator wheel dist/flash_attn-*manylinux*.whl   # a wheel's kernels, through AMD's HIP
 
@@ -109,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("calibrate", help="compare simulated cycles with published figures of hardware")
     trace = commands.add_parser("traces", help="compare the clock with thread traces of GPUs, fact by fact")
     trace.add_argument("directory", type=Path, help="directory of traces, such as DIR/gfx1100/*.pkl")
+    speeds = commands.add_parser("published", help="compare the clock with published speeds of kernels")
+    speeds.add_argument("directory", type=Path, help="directory of the assembly texts that published.toml names")
+    speeds.add_argument("--kernel", action="append", help="beginning of a name, such as gcnasm; may be repeated")
     commands.add_parser("hazards", help="check the wait states of AMD's assembly kernels against the data file")
     wheel = commands.add_parser("wheel", help="run attention from a wheel, through AMD's HIP, on a GPU of each family")
     wheel.add_argument("wheel", type=Path)

@@ -11,7 +11,17 @@ from pathlib import Path
 
 from flash_attn.runtime.store import KernelError, Store
 
-from amdgpu_simulator import assembly_hazards, calibration, comparison, coverage, decoding, measure, overview, wheel
+from amdgpu_simulator import (
+    assembly_hazards,
+    calibration,
+    comparison,
+    coverage,
+    decoding,
+    measure,
+    overview,
+    published,
+    wheel,
+)
 from amdgpu_simulator.clock.latencies import latencies
 from amdgpu_simulator.hip import process
 from amdgpu_simulator.peers import aotriton
@@ -44,6 +54,8 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
         return assembly_hazards.table()
     if options.command == "decoding":
         return decoding.table(options.target)
+    if options.command == "published":
+        return published.table(options.directory, options.kernel or ())
     if options.command == "calibrate":
         return calibration.report()
     if options.command == "table":

@@ -9,20 +9,22 @@ to try on a GPU and what limits a kernel. They do not show how long a call takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from flash_attn.kernels import targets
 
 from amdgpu_simulator.clock import cost, timeline
 from amdgpu_simulator.clock.latencies import Latencies
+from amdgpu_simulator.clock.record import Executed
 from amdgpu_simulator.workloads import Workload
 from rocm_wheels.errors import CompileFailed
 
 # The values are normalised to this many rows and keys.
 ROWS, KEYS = 128, 128
-# Offsets in cycles between the starts of two work groups. The printed values are averages over these offsets.
+# Offsets in cycles between the starts of two work groups. On CDNA the printed values are averages over these offsets.
 _APART = 0, 300, 700
 
 
@@ -86,18 +88,46 @@ def play(workload: Workload, length: int, groups: int, latencies: Latencies | No
     """Cycles of one work group for a length: in total, then of each unit, as in `Taken`."""
     record = workload.run(length)
     found, rates = record.groups, cost.rates(workload.target)
-    starts = _APART if groups > 1 else _APART[:1]
-    ends = [timeline.play(found[0], groups, workload.target, latencies, apart=apart) for apart in starts]
-    played = sum(ends) / len(ends) / groups * rates.units
+    if rates.rdna:
+        played = steady(found[0], groups, workload.target, latencies) * rates.units
+    else:
+        starts = _APART if groups > 1 else _APART[:1]
+        ends = [timeline.play(found[0], groups, workload.target, latencies, apart=apart) for apart in starts]
+        played = sum(ends) / len(ends) / groups * rates.units
     busy = (record.cycles[unit] / (rates.simds if unit in (cost.MATRIX, cost.VECTOR) else 1) for unit in cost.UNITS)
     return played, *(cycles / len(found) for cycles in busy)
 
 
-def resident(target: str, entry: Mapping[str, Any]) -> int:
-    """Number of work groups that fit on a compute unit (or a work group processor), by registers and shared memory."""
+def steady(
+    group: Sequence[Sequence[Executed]],
+    groups: int,
+    target: str,
+    latencies: Latencies | None = None,
+    *,
+    units: int | None = None,
+) -> float:
+    """Cycles for a work group on a busy GPU, where another work group begins as soon as one has ended.
+
+    groups: resident work groups. units: as in `timeline.play`. It is the time of a second round of work groups divided
+    by their number, because at the end of the last round too few waves are left to keep the units busy.
+    """
+    play = partial(timeline.play, group, groups, target, latencies, apart=_APART[1], units=units)
+    return (play(rounds=2) - play(rounds=1)) / groups
+
+
+def resident(target: str, entry: Mapping[str, Any], units: int | None = None) -> int:
+    """Number of work groups that fit on a compute unit (or a work group processor), by registers and shared memory.
+
+    units: as in `timeline.play`.
+    """
     row, rates = targets.get(target), cost.rates(target)
+    rates = rates if units is None else replace(rates, units=units)
     waves = entry["threads"] / row.wavefront / rates.simds / rates.units
-    groups = int(row.registers // max(entry["resources"]["vgprs"], 1) // waves)
+    registers = max(entry["resources"]["vgprs"], 1)
+    if rates.rdna:  # registers come in 64 blocks, and a SIMD has at most 16 waves
+        block = row.registers // 64
+        registers = max(-(-registers // block) * block, row.registers // 16)
+    groups = int(row.registers // registers // waves)
     return min(groups, row.shared_memory * rates.units // max(bytes_shared(entry), 1))
 
 

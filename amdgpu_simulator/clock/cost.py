@@ -31,8 +31,8 @@ UNITS = (MATRIX, VECTOR, SHARED, MEMORY)
 # branch that is taken, `invalidate` empties the first-level cache.
 TRANS, SCALAR, BRANCH, INVALIDATE = "trans", "scalar", "branch", "invalidate"
 
-# Cache line size in bytes (throughput 1 line/cycle); address throughput in lanes/cycle.
-LINE, LANES = 64, 4
+# Cache line size in bytes (throughput 1 line/cycle).
+LINE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,8 @@ class Rates:
     of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD issues all lanes of a wave. banks: banks
     of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on elements of 8, 16 and
     32 bits, 0 without a matrix unit. same_bank: additional cycles of a matrix product if two of its operands begin in
-    one of the four banks of vector registers. cache: bytes of the first-level cache. fill: bytes per cycle from the
+    one of the four banks of vector registers. addresses: lanes of a global access whose addresses are taken per cycle.
+    cache: bytes of the first-level cache. fill: bytes per cycle from the
     next level if all compute units request data.
     """
 
@@ -56,6 +57,7 @@ class Rates:
     by_16: int = 0
     by_32: int = 0
     same_bank: int = 0
+    addresses: int = 4
     cache: int
     fill: float
 
@@ -65,7 +67,8 @@ class Rates:
         return self.lanes == 32
 
 
-_RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
+# addresses: fitted (`python -m amdgpu_simulator published`).
+_RDNA = Rates(units=2, simds=2, lanes=32, passes=1, addresses=8, cache=32 << 10, fill=32)
 # The key is a target, or a generation if its targets have equal rates. Fill rates: the level-2 cache of a CDNA die
 # gives 2048 bytes per cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array
 # of RDNA 1, 2 and 3 gives 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
@@ -176,7 +179,7 @@ def _of_banks(places: bytes, banks: int) -> Cost:
 
 def memory(lines: Collection[int], target: str) -> Cost:
     """Cycles for the addresses of the lanes or for the cache lines, whichever is larger."""
-    return Cost(MEMORY, max(len(lines), rates(target).lanes // LANES))
+    return Cost(MEMORY, max(len(lines), rates(target).lanes // rates(target).addresses))
 
 
 def lines(touched: list[tuple[Array, int]]) -> tuple[int, ...]:

@@ -52,9 +52,9 @@ _VECTORS, _MEMORIES, _SCALARS = ("vector", "trans", "matrix"), ("shared", "memor
 _CDNA = Latencies(memory=800, cached=200, shared=128, matrix=12, vector=0)
 # `python -m amdgpu_simulator traces` prints what thread traces of gfx1100 and gfx1200 say about shared, vector, scalar,
 # operand, to_scalar, barrier and branch. trans: LLVM's model of the scheduler, ten cycles with the four in the unit.
-# memory, cached: close to published measurements on an idle GPU. RDNA 1 and 2 have no trace: they have RDNA 3's row.
+# memory, cached: fitted (`python -m amdgpu_simulator published`). RDNA 1 and 2 have no trace: they have RDNA 3's row.
 _RDNA3 = Latencies(
-    memory=500, cached=150, shared=30, matrix=4, vector=4, trans=6, scalar=1, operand=17, to_scalar=16, barrier=13,
+    memory=300, cached=100, shared=30, matrix=4, vector=4, trans=6, scalar=1, operand=17, to_scalar=16, barrier=13,
     branch=8,
 )  # fmt: skip
 _RDNA4 = replace(_RDNA3, scalar=8, barrier=11)

@@ -9,7 +9,7 @@ unit at the same time, the one of the highest priority (s_setprio) goes first, t
 and a vector unit; each compute unit has one unit for shared memory and one for global memory (`caches`). On RDNA a SIMD
 has a scalar unit and one for transcendentals too, and a matrix product occupies the vector unit. `cost` says how long
 an instruction holds a unit, `latencies` how long its result takes. The resident work groups are copies of one. On RDNA
-they share a work group processor, which is two compute units.
+they share a work group processor, which is two compute units, and both kinds of memory share one path of each unit.
 
 Not modelled: other compute units, instruction fetch, on CDNA dependencies through scalar registers, and the part of
 shared memory's time that loads straight to shared memory take.
@@ -18,8 +18,9 @@ shared memory's time that loads straight to shared memory take.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -46,36 +47,51 @@ class _Player:
             cost.TRANS: ((cost.TRANS, simd), vector),
             cost.VECTOR: (vector,),
             cost.SCALAR: ((cost.SCALAR, simd),),
-            cost.SHARED: ((cost.SHARED, unit),),
+            cost.SHARED: ((cost.MEMORY if rates.rdna else cost.SHARED, unit),),
             cost.MEMORY: ((cost.MEMORY, unit),),
         }
         self._rdna = rates.rdna
-        self._trace = iter(trace)
+        self._all = trace
+        self.group = group
+        self._unit = unit
+        self.restart(start)
+
+    def restart(self, start: float) -> None:
+        """Begins at the first instruction, as another wave."""
+        self._trace = iter(self._all)
         self.one = next(self._trace)
         self.time = start
         self.priority = 0
-        self.group = group
-        self._unit = unit
+        self._waits = -1.0  # cycle until which the next instruction waits for others of its wave, -1 if unknown
         self._ready: dict[int, tuple[float, str]] = {}  # row -> (cycle of the result, unit)
         self._queues: tuple[deque[float], ...] = (deque(), deque(), deque())  # ends of outstanding operations
 
     def proceed(self, time: float) -> None:
         self.one = next(self._trace)
         self.time = time
+        self._waits = -1.0
 
-    def begins(self, free: Mapping[Unit, float], result: Latencies) -> float:
+    def begins(self, free: Mapping[Unit, float], result: Callable[[str, str], int]) -> float:
         """The cycle at which the next instruction can begin."""
-        one = self.one
-        begin = self.time
-        for unit in self._units.get(one.unit, ()):
+        if self._waits < 0:
+            self._waits = self._own_wait(result)
+        begin = self._waits
+        for unit in self._units.get(self.one.unit, ()):
             begin = max(begin, free.get(unit, 0))
+        return begin
+
+    def _own_wait(self, result: Callable[[str, str], int]) -> float:
+        """The cycle at which the wave itself is ready: its operands are computed and its loads have arrived."""
+        one, begin = self.one, self.time
         for row in one.reads:
-            end, computed = self._ready.get(row, (0, ""))
-            # An accumulating product need not wait for the result of the previous product.
-            chained = computed == one.unit == cost.MATRIX and row in one.writes
-            begin = max(begin, end if chained else end + result.result(computed, one.unit))
+            if row in self._ready:
+                end, computed = self._ready[row]
+                # An accumulating product need not wait for the result of the previous product.
+                chained = computed == one.unit == cost.MATRIX and row in one.writes
+                begin = max(begin, end if chained else end + result(computed, one.unit))
         for queue, left in zip(self._queues, one.left, strict=True):
-            begin = max(begin, *islice(queue, max(0, len(queue) - left)), 0)
+            if len(queue) > left:
+                begin = max(begin, *islice(queue, len(queue) - left))
         return begin
 
     def execute(self, begin: float, free: dict[Unit, float], issue: int, caches: Caches, result: Latencies) -> None:
@@ -86,9 +102,9 @@ class _Player:
             self.priority = one.priority
         if needs := self._units.get(one.unit):
             for unit in needs:
-                # Vector and matrix instructions of a SIMD issue one at a time. RDNA multiplies in its vector unit.
-                holds = unit[0] == one.unit or (self._rdna and one.unit == cost.MATRIX)
-                free[unit] = end if holds else self.time
+                # Instructions of other units hold the vector unit for their issue alone. RDNA multiplies in it.
+                issues = unit[0] == cost.VECTOR != one.unit and not (self._rdna and one.unit == cost.MATRIX)
+                free[unit] = self.time if issues else end
         elif one.unit == cost.BRANCH:
             self.time += result.branch
         elif one.unit == cost.INVALIDATE:
@@ -114,17 +130,22 @@ def play(
     *,
     apart: int = 0,
     fill: float | None = None,
+    rounds: int = 1,
+    units: int | None = None,
     issued: dict[int, list[float]] | None = None,
 ) -> float:
     """Cycles until `resident` copies of a work group have ended, if they start `apart` cycles after each other.
 
     fill: the bytes per cycle that a compute unit gets from memory, where the copies load different lines (default: they
-    load the same lines, which come from the next cache). issued: receives for each wave the cycles at which its
-    instructions begin.
+    load the same lines, which come from the next cache). rounds: how many work groups run one after another in the
+    place of each resident one. units: compute units that share the work groups, 1 for CU mode. issued: receives for
+    each wave the cycles at which its instructions begin.
 
     Raises ValueError if a wave waits at a barrier that another wave of its group never reaches.
     """
     rates = cost.rates(target)
+    if units is not None:
+        rates = replace(rates, units=units)
     result = result or latencies(target)
     simds, size = rates.simds * rates.units, len(group)
     waves = [
@@ -133,20 +154,32 @@ def play(
     ]
     caches = Caches(rates if fill is None else replace(rates, fill=fill), result, shared=fill is None)
     free: dict[Unit, float] = {}
+    delay = cache(result.result)
     parked: list[list[int]] = [[] for _ in range(resident)]
-    # (earliest start of the next instruction, order among equals, wave) for each wave.
-    coming = [(wave.time, 0, number) for number, wave in enumerate(waves)]
+    running, ended = [size] * resident, 0  # waves of each resident work group; work groups that have ended
+    ages, born = list(range(len(waves))), len(waves)
+    # (earliest start of the next instruction, order among equals, age, wave) for each wave.
+    coming = [(wave.time, 0, number, number) for number, wave in enumerate(waves)]
     heapify(coming)
     while coming:
-        expected, _, number = heappop(coming)
+        expected, _, _, number = heappop(coming)
         wave = waves[number]
-        if (begin := wave.begins(free, result)) > expected:
-            heappush(coming, (begin, -wave.priority, number))
+        if (begin := wave.begins(free, delay)) > expected:
+            heappush(coming, (begin, -wave.priority, ages[number], number))
             continue
         wave.execute(begin, free, rates.passes, caches, result)
         if issued is not None:
             issued.setdefault(number, []).append(begin)
         if wave.one.unit == "end":
+            running[wave.group] -= 1
+            if not running[wave.group]:
+                ended += 1
+                if ended + resident <= resident * rounds:
+                    running[wave.group] = size
+                    for one in range(wave.group * size, (wave.group + 1) * size):
+                        waves[one].restart(wave.time)
+                        ages[one] = born = born + 1
+                        heappush(coming, (wave.time, 0, born, one))
             continue
         go, time = [number], wave.time
         if wave.one.unit == "barrier":
@@ -156,7 +189,7 @@ def play(
             time += result.barrier
         for one in go:
             waves[one].proceed(time)
-            heappush(coming, (time, -waves[one].priority, one))
+            heappush(coming, (time, -waves[one].priority, ages[one], one))
     if waiting := sum(map(len, parked)):
         raise ValueError(f"{waiting} of {len(waves)} waves wait at a barrier that others never come to")
     return max(wave.time for wave in waves)

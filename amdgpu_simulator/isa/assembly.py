@@ -62,6 +62,7 @@ _ENCODING = re.compile(r"(_e32|_e64|_sdwa|_dpp|_e64_dpp)$")
 _ARGUMENT = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)")
 _DATA = re.compile(r"^([\w$.]+):.*\n((?:\s+\.(?:long|short|byte)\s+\w+.*\n)+)", re.MULTILINE)
 _SIZES = {"long": 4, "short": 2, "byte": 1}
+_BLANK = re.compile(r":\s+(?=\d)")  # assemblers accept `offset: 8`
 _ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
 
 
@@ -121,7 +122,7 @@ def _instruction(code: str, constants: dict[str, Array]) -> Instruction:
     modifiers: dict[str, str] = {}
     operands: list[str] = []
     if not mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
-        pieces = _split(rest)
+        pieces = _split(_BLANK.sub(":", rest))
         for piece in pieces:
             words = piece.split()
             for word in words[1:]:

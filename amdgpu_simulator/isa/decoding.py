@@ -49,17 +49,18 @@ class Code(NamedTuple):
 
 
 @lru_cache(32)
-def decode(kernel: Kernel) -> Code:
-    """The code of a kernel, decoded once."""
-    decoder = _Decoder(kernel)
+def decode(kernel: Kernel, *, ignore_hazards: bool = False) -> Code:
+    """The code of a kernel, decoded once. ignore_hazards: accept dual instructions with the hazard of `dual`."""
+    decoder = _Decoder(kernel, ignore_hazards=ignore_hazards)
     return Code([decoder.together(parts) for parts in kernel.instructions], decoder.refused)
 
 
 class _Decoder:
     """Decodes the instructions of one kernel."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, *, ignore_hazards: bool) -> None:
         self._kernel = kernel
+        self._refuses_hazard = targets.get(kernel.target).vopd_hazard and not ignore_hazards
         self.refused: list[str] = []
         self._allocation = Allocation(kernel)
         target, at_start = targets.get(kernel.target), Mode(kernel.descriptor)
@@ -76,7 +77,7 @@ class _Decoder:
         if len(functions) == 1:
             return functions[0]
         first, second = functions
-        if targets.get(self._kernel.target).vopd_hazard:
+        if self._refuses_hazard:
             try:
                 slot = dual.conflict(parts)
             except NotImplementedError as error:

@@ -26,8 +26,10 @@ class Program:
     refused: the instructions without an implementation, with the reason. Executing one raises NotImplementedError.
     """
 
-    def __init__(self, kernel: Kernel, observer: Observer | None = None) -> None:
-        """Raises ValueError for an unknown target, and for a kernel whose wave size is not the target's."""
+    def __init__(self, kernel: Kernel, observer: Observer | None = None, *, ignore_hazards: bool = False) -> None:
+        """ignore_hazards: run code of other projects that has the hazard of `dual`, whose time is asked for.
+
+        Raises ValueError for an unknown target, and for a kernel whose wave size is not the target's."""
         self.kernel = kernel
         self._target = targets.get(kernel.target)
         described = 32 if kernel.descriptor.get("wavefront_size32", self._target.wave == 32) else 64
@@ -37,7 +39,7 @@ class Program:
                 f"{self._target.wave}: compile it for those"
             )
         self.observer = observer
-        self.code, self.refused = decoding.decode(kernel)
+        self.code, self.refused = decoding.decode(kernel, ignore_hazards=ignore_hazards)
         self._executed = forms.note(kernel) if forms.VARIABLE in os.environ else None
 
     def run(self, wave: Wave) -> str:

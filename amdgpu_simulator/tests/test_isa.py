@@ -515,3 +515,8 @@ def test_arguments_are_packed_by_the_descriptor() -> None:
         arguments.pack(kernel, [1, 2, 0.5])
     with pytest.raises(ValueError, match="argument 1 is a by_value, the value is a ndarray"):
         arguments.pack(kernel, [array, array, 0.5])
+
+
+def test_a_modifier_may_have_a_blank() -> None:
+    (found,) = assembly.parse_line("ds_load_b64 v[2:3], v1 offset: 8")
+    assert (list(found.operands), found.modifiers["offset"]) == (["v[2:3]", "v1"], "8")

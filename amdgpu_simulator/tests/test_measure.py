@@ -84,7 +84,9 @@ def test_a_kernel_of_a_store() -> None:
         (128, 32 << 10, 256, "gfx950", 4),
         (128, 0, 512, "gfx90a", 2),
         (129, 0, 512, "gfx90a", 1),
-        (256, 1 << 10, 256, "gfx1100", 3),  # two waves of 32 on each of four SIMDs
+        (256, 1 << 10, 256, "gfx1100", 2),  # 264 registers for five waves of 32 on each of four SIMDs
+        (240, 1 << 10, 256, "gfx1100", 3),
+        (8, 1, 128, "gfx1201", 16),  # a SIMD has at most 16 waves
         (192, 1 << 10, 256, "gfx1100", 4),
         (192, 48 << 10, 256, "gfx1100", 2),  # two compute units share 128 KiB
         (256, 1 << 10, 128, "gfx1030", 4),

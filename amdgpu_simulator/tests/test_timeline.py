@@ -151,6 +151,23 @@ def test_a_work_group_processor_is_two_compute_units() -> None:
     assert play(*[chain] * 4, target="gfx1100") == play(chain, target="gfx1100") == 5 * 100 - 4
 
 
+def test_work_groups_follow_each_other() -> None:
+    """A place of a work group is taken again when all of its waves have ended."""
+    short, long = ([vector(0, 1, cycles), vector(1, 2)] for cycles in (10, 100))
+    group = [[*short, END], [*long, END]]
+    assert timeline.play(group, 1, "gfx942", PLAIN, rounds=3) == 3 * timeline.play(group, 1, "gfx942", PLAIN)
+
+
+def test_rdna_has_one_path_to_both_kinds_of_memory() -> None:
+    both = [Executed("shared", 16, (), (), (0, 1, 0)), Executed("memory", 16, (), (), (1, 1, 0), (1,), loads=True)]
+    waits = [*both, WAIT]
+    assert play(waits, target="gfx1100") - play(waits, target="gfx942") == 12 - 3
+    # In CU mode four waves share a path, in WGP mode two.
+    read = [[Executed("shared", 16, (), (), (0, 1, 0)), END]] * 4
+    one, two = (timeline.play(read, 1, "gfx1100", PLAIN, units=units) for units in (1, 2))
+    assert one - two == 2 * 16
+
+
 def test_registers_in_private_memory() -> None:
     """A spill of four bytes per lane accesses four cache lines for 64 lanes."""
     code = "scratch_store_dwordx2 off, v[0:1], off\n scratch_load_dword v9, off, off offset:4\n s_waitcnt vmcnt(0)"
