@@ -72,7 +72,7 @@ def table(directory: Path, names: Sequence[str] = ()) -> Iterator[str]:
         for one in found:
             shape = ", ".join(map(str, one.figure[:3]))
             yield (
-                f"| {one.kernel} | {shape} | {one.figure.speed} | {one.clock:.1f} | {100 * one.error:+.0f} "
+                f"| {one.kernel} | {shape} | {one.figure.speed} | {one.clock:.3g} | {100 * one.error:+.0f} "
                 f"| {'fit' if one.fit else 'held out'} |"
             )
         everything += found
