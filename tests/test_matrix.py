@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rocm_wheels import package_modules
 from rocm_wheels.cli import matrix
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names, rows, versions
@@ -81,8 +82,9 @@ def test_the_whole_matrix_with_both_backends(data: Versions, whole: dict[str, li
     assert selected.left_out == ()
     made = rows.rows(data, selected.cells)
     assert len({row["name"] for row in made["wheels"]}) == len({row["artifact"] for row in made["wheels"]}) == 72
-    # Four parts of CK for two targets, one part of Triton for four: compiled once, for any number of combinations.
-    assert len(made["kernels"]) == 4 * 2 + 4
+    # Four parts of CK for two targets, which compile Triton's kernels for these targets too, and Triton's for two more:
+    # compiled once, for any number of combinations.
+    assert len(made["kernels"]) == 4 * 2 + 2
     artifacts = [str(row["artifact"]) for row in made["kernels"]]
     assert len(set(artifacts)) == len(artifacts)
 
@@ -98,7 +100,7 @@ def test_a_release_has_a_universal_wheel_for_each_name(data: Versions, whole: di
     targets = set(str(first["targets"]).split(";"))
     assert targets == set(universal(data, None)) > {"gfx942", "gfx11-generic"}
     taken = [row for row in made["kernels"] if fnmatch.fnmatchcase(str(row["artifact"]), str(first["kernels"]))]
-    assert targets <= {row["target"] for row in taken}
+    assert targets <= _targets(taken)
     artifacts = [row["artifact"] for kind in ("kernels", "wheels") for row in made[kind]]
     assert len(set(artifacts)) == len(artifacts), "what cells and universal wheels share is compiled once"
     assert str(made["wheels"][-1]["name"]).startswith("2.8.3 3.12 ")
@@ -117,13 +119,32 @@ def test_a_release_has_a_universal_wheel_for_each_name(data: Versions, whole: di
     assert left() == []
 
 
-def test_a_wheel_takes_the_kernels_of_its_backend_alone(data: Versions, whole: dict[str, list[str]]) -> None:
+def _targets(taken: list[rows.Row]) -> set[str]:
+    return {target for row in taken for target in str(row["target"]).split(";")}
+
+
+def test_targets_with_the_same_assembly_share_a_job(data: Versions, whole: dict[str, list[str]]) -> None:
+    """Triton's kernels of a target are compiled by one job of a release."""
+    selected = select(data, {"rocm": whole})
+    made = rows.rows(data, selected.cells, ["gfx942", "gfx1100", "gfx1102", "gfx1103"], selected.universals)
+    assert [(row["name"], row["target"]) for row in made["kernels"] if row["backend"] == "triton"] == [
+        ("ck gfx1100+gfx1102+gfx1103 1/1", "gfx1100;gfx1102;gfx1103")
+    ]
+    base = {name: row.made_for or name for name, row in package_modules.module("kernels.targets").TARGETS.items()}
+    every = rows.rows(data, selected.cells, None, selected.universals)["kernels"]
+    jobs: dict[str, set[str]] = {}
+    for row in every:
+        for target in str(row["target"]).split(";"):
+            jobs.setdefault(base[target], set()).add(str(row["artifact"]).rpartition("-")[0])
+    assert all(len(artifacts) == 1 for artifacts in jobs.values()), jobs
+
+
+def test_a_wheel_takes_the_kernels_of_its_targets(data: Versions, whole: dict[str, list[str]]) -> None:
     made = rows.rows(data, select(data, {"rocm": whole}).cells)
     for wheel in made["wheels"]:
         taken = [row for row in made["kernels"] if fnmatch.fnmatchcase(str(row["artifact"]), str(wheel["kernels"]))]
-        assert {row["backend"] for row in taken} == {wheel["backend"]}
-        assert set(str(wheel["targets"]).split(";")) <= {row["target"] for row in taken}
-        parts = [row["shard"] for row in taken if row["target"] == str(wheel["targets"]).split(";")[0]]
+        assert set(str(wheel["targets"]).split(";")) <= _targets(taken)
+        parts = [row["shard"] for row in taken if str(wheel["targets"]).split(";")[0] in _targets([row])]
         assert parts == [f"{part}/{len(parts)}" for part in range(1, len(parts) + 1)]
 
 
@@ -288,7 +309,7 @@ def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole
         ("ck", "triton"), "gfx942;gfx1100"
     )
     kernels = [(row["name"], row["backend"], row["shard"]) for row in made["kernels"] if row["target"] == "gfx1100"]
-    assert kernels == [("ck gfx1100 1/1", "triton", "1/1"), ("triton gfx1100 1/1", "triton", "1/1")]
+    assert kernels == [("ck gfx1100 1/1", "triton", "1/1")]
     assert rows.left_out(data, cells, ["gfx942", "gfx1100"]) == []
     why = r"none of gfx1100 is supported by the combination 2\.8\.3 3\.11 2\.5\.1 6\.2 ck"
     with pytest.raises(BadTarget, match=why):

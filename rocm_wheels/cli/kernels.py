@@ -16,11 +16,20 @@ from rocm_wheels.matrix.targets import check_served, known_targets
 from rocm_wheels.packages import packages_of
 
 
+def _targets(text: str) -> list[str]:
+    return text.split(";")
+
+
 def add_verbs(verbs: Any) -> None:
     """Adds the verbs of this module to the command line."""
     compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
     compile_.add_argument(
-        "--target", action="append", required=True, metavar="GFX", help="gfx942, sm_90, ...; may be repeated"
+        "--target",
+        action="extend",
+        type=_targets,
+        required=True,
+        metavar="GFX",
+        help="gfx942, sm_90, ..., or several: 'gfx1100;gfx11-generic'; may be repeated",
     )
     compile_.add_argument(
         "--backend", default="triton", metavar="NAME", help="backend of the kernels: ck or triton (triton)"

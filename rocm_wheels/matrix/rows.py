@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from rocm_wheels import package_modules
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal
@@ -46,8 +47,7 @@ def rows(
     ):
         known = make(data, cells, requested)
         own = more(data, universals, requested if universal_targets is None else universal_targets)
-        have = {row["artifact"] for row in known}
-        made[name] = [row for row in own if row["artifact"] not in have] + known
+        made[name] = (_joined if name == "kernels" else list)([*own, *known])
         if (count := len(made[name])) > MAX_ROWS:
             raise DataError(
                 f"the matrix has {count} rows, a workflow run holds {MAX_ROWS}",
@@ -55,6 +55,33 @@ def rows(
             )
     made["gpu"] = gpu_rows(data, made["wheels"])
     return made
+
+
+def _joined(rows: Sequence[Row]) -> list[Row]:
+    """The rows of kernels, of which targets with the same assembly share one: there it is compiled once.
+
+    A ck row compiles Triton's kernels too, so it takes the targets of a triton row for the same assembly.
+    """
+    joined: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: _part(row).startswith("kernels-triton-")):
+        of_ck = _part(row).replace("kernels-triton-", "kernels-ck-")
+        shards = [artifact for artifact, other in joined.items() if _part(other) == of_ck != _part(row)]
+        for artifact in shards or [str(row["artifact"])]:
+            joined[artifact] = _with_target(joined.get(artifact, row), str(row["target"]))
+    return list(joined.values())
+
+
+def _part(row: Row) -> str:
+    """The artifact of a row of kernels without its shard."""
+    return str(row["artifact"]).rpartition("-")[0]
+
+
+def _with_target(row: Row, target: str) -> Row:
+    targets = str(row["target"]).split(";")
+    if target in targets:
+        return row
+    more = [*targets, target]
+    return {**row, "target": ";".join(more), "name": str(row["name"]).replace("+".join(targets), "+".join(more))}
 
 
 def cell_name(cell: Claim) -> str:
@@ -93,7 +120,8 @@ def _kernel_rows(data: Versions, wanted: Mapping[tuple[str, str, str], str]) -> 
         compiler = backend if has_kernels(data, target, backend) else "triton"
         count = jobs.shards[compiler]
         for shard in range(1, count + 1):
-            part = f"{backend}-rocm_{rocm}-{target}"
+            # Targets that take the assembly of one GPU share a job, where it is compiled once.
+            part = f"{backend}-rocm_{rocm}-{_assembled_from(target)}"
             rows.append(
                 {
                     "name": f"{backend} {target}{'' if rocm == NO_ROCM else f' ROCm {rocm}'} {shard}/{count}",
@@ -110,6 +138,11 @@ def _kernel_rows(data: Versions, wanted: Mapping[tuple[str, str, str], str]) -> 
                 }
             )
     return rows
+
+
+def _assembled_from(target: str) -> str:
+    """The GPU whose assembly is assembled for a target: itself, unless its row names another GPU."""
+    return package_modules.module("kernels.targets").get(target).made_for or target
 
 
 def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
@@ -134,7 +167,7 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
                 "image": _gpu_image(data, cell.rocm),
                 "gpu-runner": jobs.gpu_runner,
                 "gpu-options": GPU_OPTIONS,
-                "kernels": f"kernels-{cell.backend}-rocm_{rocm}-*",
+                "kernels": f"kernels-{cell.backend if rocm != NO_ROCM else '*'}-rocm_{rocm}-*",
                 "artifact": f"wheel-{names.stem(names.wheel_name(cell))}",
                 "timeout-minutes": jobs.wheel_minutes,
             }

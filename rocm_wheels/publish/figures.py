@@ -106,8 +106,8 @@ def _kernels(versions: Versions, target: str) -> dict[str, int]:
 
 
 def _seconds(versions: Versions, row: Row) -> float:
-    """The estimated core seconds of a job that compiles kernels."""
-    kernels, backends = _kernels(versions, str(row["target"])), versions.backends
+    """The estimated core seconds of a job that compiles kernels. Further targets of a job take the first one's code."""
+    kernels, backends = _kernels(versions, str(row["target"]).partition(";")[0]), versions.backends
     names = ("ck", "triton") if row["backend"] == "ck" else ("triton",)
     shards = int(str(row["shard"]).partition("/")[2])
     return sum(kernels[name] * backends[name].kernel_seconds for name in names) / shards

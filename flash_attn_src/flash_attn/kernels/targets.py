@@ -51,7 +51,8 @@ class Target:
     docs/notes/clock.md. Others were not measured, or gain nothing.
     generic: the generic target whose code objects the GPU loads too.
     made_for: the GPU of its family whose assembly is assembled for this target. Triton does not compile for a generic
-    target. For GPUs with 1024 registers LLVM spills more (docs/notes/clock.md).
+    target. For gfx1031 to gfx1036 and gfx1200 it makes the same code as for the GPU that is named, and for GPUs of
+    gfx11 with 1024 registers it spills more (docs/notes/clock.md).
     runs_as: the GPU of its family whose kernels it runs under HSA_OVERRIDE_GFX_VERSION, where HIP loads no generic
     code objects (ROCm 6.1 to 6.3).
     """
@@ -168,7 +169,7 @@ TARGETS: dict[str, Target] = {
     **_rows(_RDNA2, "gfx1030", hazards=_GFX10, generic="gfx10-3-generic"),
     **_rows(
         _RDNA2, "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
-        hazards=_GFX10, generic="gfx10-3-generic", runs_as="gfx1030",
+        hazards=_GFX10, generic="gfx10-3-generic", made_for="gfx1030", runs_as="gfx1030",
     ),
     **_rows(_RDNA3, "gfx1100", hazards=_GFX110, generic="gfx11-generic"),
     **_rows(_RDNA3, "gfx1101", hazards=_GFX110, generic="gfx11-generic", runs_as="gfx1100"),
@@ -181,7 +182,8 @@ TARGETS: dict[str, Target] = {
         _RDNA3, "gfx1150", "gfx1152", "gfx1153", hazards=_GFX115, registers=1024, generic="gfx11-generic",
         made_for="gfx1100",
     ),
-    **_rows(_RDNA4, "gfx1200", "gfx1201", hazards=_GFX120, generic="gfx12-generic"),
+    **_rows(_RDNA4, "gfx1200", hazards=_GFX120, generic="gfx12-generic", made_for="gfx1201"),
+    **_rows(_RDNA4, "gfx1201", hazards=_GFX120, generic="gfx12-generic"),
     **_rows(_RDNA2, "gfx10-1-generic", hazards=_GFX10, made_for="gfx1010"),
     **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX10, made_for="gfx1030"),
     **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
