@@ -309,6 +309,16 @@ def test_gfx12_needs_no_wait(code: str) -> None:
     assert scalars.findings(kernel(code, "gfx1201")) == []
 
 
+def test_registers_from_v256_on_are_the_ones_of_the_comment() -> None:
+    """gfx1250: s_set_vgpr_msb says the upper bits, and LLVM writes the whole number in a comment."""
+    high = WMMA_1250.replace("v[0:7]", "v[0:7] /*v[256:263]*/")
+    assert missing(f"{high}\nv_add_f32_e32 v40, v7, v41", "gfx1250") == []
+    assert missing(f"{high}\nv_add_f32_e32 v40, v7 /*v263*/, v41", "gfx1250") == [4]
+    assert instructions.registers("v1 /*v257*/") == 1 << 257
+    with pytest.raises(ValueError, match=r"^v0 /\*v512\*/: the check knows the vector registers v0 to v511"):
+        instructions.registers("v0 /*v512*/")
+
+
 @pytest.mark.parametrize(
     ("target", "code", "problem"),
     [

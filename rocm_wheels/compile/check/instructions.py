@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-VGPRS = (1 << 512) - 1  # v0 to v255, then a0 to a255
+VGPRS = (1 << 512) - 1  # v0 to v255, then a0 to a255; on gfx1250, which has no AGPRs, v0 to v511
 AGPRS = VGPRS - (1 << 256) + 1
 _SCALARS = 512
 SGPRS = (1 << 108) - 1 << _SCALARS  # s0 to s105, VCC
@@ -25,6 +25,8 @@ _NAMED = {
 }  # fmt: skip
 _REGISTER = re.compile(r"\b(?:([vas])(\d+)\b|([vas])\[(\d+):(\d+)\]|(vcc|exec)(_lo|_hi)?\b|(m0)\b)")
 _FIRST = {"v": 0, "a": 256, "s": _SCALARS}
+# gfx1250 has v256 to v1023. LLVM writes the lower eight bits, and the register in a comment: `v1 /*v257*/`.
+_HIGH = re.compile(r"v(?:\d+|\[\d+:\d+\])\s*/\*(?P<register>[^*]+)\*/")
 
 # Instructions without a destination, by the beginning of the mnemonic.
 _NO_DESTINATION = re.compile(
@@ -176,9 +178,11 @@ def _is_lds_dma(name: str, code: str) -> bool:
 
 @lru_cache(1 << 14)
 def registers(operand: str) -> int:
-    """The registers that an operand names."""
+    """The registers that an operand names. Raises ValueError for a vector register from v512 on."""
     found = 0
-    for kind, number, ranged, first, last, named, half, m0 in _REGISTER.findall(operand):
+    for kind, number, ranged, first, last, named, half, m0 in _REGISTER.findall(_HIGH.sub(r"\g<register>", operand)):
+        if "v" in (kind, ranged) and int(number or last) >= _SCALARS:
+            raise ValueError(f"{operand.strip()}: the check knows the vector registers v0 to v{_SCALARS - 1}")
         if kind:
             found |= 1 << _FIRST[kind] + int(number)
         elif ranged:
