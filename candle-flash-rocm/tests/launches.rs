@@ -498,3 +498,38 @@ fn python_chooses_the_same_kernel_provider_for_every_call() {
     println!("{by_assembly} launches of assembly");
     assert!(by_assembly > 30, "{by_assembly}");
 }
+
+/// Calls that a kernel of assembly would compute wrongly in silence.
+#[test]
+fn assembly_leaves_calls_that_it_computes_wrongly() {
+    let mut recorded = recorded();
+    let mut target = recorded.targets.remove("gfx942").expect("gfx942");
+    let expected = recorded.sources.iter().find(|expected| expected.target == "gfx942").expect("gfx942");
+    target.choice.clone_from(&expected.choice);
+    let device = Device { compute_units: expected.compute_units };
+    let served = |change: &dyn Fn(&mut Forward)| {
+        let (heads, dim, length) = (8, 128, 512);
+        let shape = Shape::dense(Dtype::Bf16, 1, (length, length), (heads, heads), dim, 0.125);
+        let [q, k, v, out] = ["q", "k", "v", "out"].map(|name| Operand::dense(address(name), length, heads, dim));
+        let mut call = Forward { shape, q, k, v, out, lse: address("lse"), pages: None, lengths: 0 };
+        change(&mut call);
+        let asked = Asked::default();
+        let sources = Sources { kernels: &target, planner: Some(&asked), device };
+        let steps = sources.forward(&call, &mut Kept::default()).expect("a plan");
+        source_of(&steps, &asked) == "asm"
+    };
+    let causal = |call: &mut Forward| call.shape.window_right = Some(0);
+    assert!(served(&|_| ()));
+    assert!(served(&causal));
+    // The first queries see no key: the kernel stores -inf as lse.
+    assert!(!served(&|call| {
+        causal(call);
+        call.shape.seqlen_k = 511;
+    }));
+    // The kernel takes the maximum before it scales.
+    assert!(!served(&|call| call.shape.softmax_scale = -0.125));
+    // Offsets wrap at 4 GiB. The kernel reads a head beyond the last.
+    let reach = |head: usize| move |call: &mut Forward| (call.q.row, call.q.head) = ((1 << 22) - 8, head);
+    assert!(!served(&reach(524_800)));
+    assert!(served(&reach(524_792 - 128)));
+}
