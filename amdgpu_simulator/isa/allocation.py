@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.wave import register
 
-# Scalar registers of every wave from gfx10 on; VCC follows them.
-_SCALARS = 106
+_MAX_SCALARS = 106  # of any wave; VCC follows them
 
 
 class Allocation:
@@ -20,7 +20,7 @@ class Allocation:
         # From gfx90a on, accumulators follow the vector registers. Earlier GPUs have as many accumulators as vector
         # registers.
         first = described.get("accum_offset", 0)
-        scalars = described.get("next_free_sgpr", _SCALARS) if kernel.wave == 64 else _SCALARS
+        scalars = targets.get(kernel.target).row.scalar_registers or described.get("next_free_sgpr", _MAX_SCALARS)
         self._room = {"v": min(vectors, first or 256), "a": vectors - first if first else vectors, "s": scalars}
 
     def check(self, instruction: Instruction) -> None:

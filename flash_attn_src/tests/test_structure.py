@@ -84,6 +84,22 @@ def test_a_module_imports_its_layer_and_those_above(path: Path) -> None:
     assert [name for name in _imports(path) if _layer(name) > own] == []
 
 
+def test_no_modules_of_the_runtime_import_each_other() -> None:
+    """Imports in functions and for types count."""
+    graph = {}
+    for path in (PACKAGE / "runtime").glob("*.py"):
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+        ]
+        names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {
+            node.module for node in nodes
+        }
+        graph[path.stem] = {name.removeprefix("flash_attn.runtime.") for name in names if name} - {path.stem}
+    while free := {name for name, imports in graph.items() if not imports & set(graph)}:
+        graph = {name: imports for name, imports in graph.items() if name not in free}
+    assert not graph, f"these modules import each other: {sorted(graph)}"
+
+
 def _functions(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -9,7 +9,7 @@ import torch
 
 from flash_attn.kernels.targets import TARGETS, serving_targets
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, jit, store
+from flash_attn.runtime import jit, protocol, store
 from flash_attn.runtime.build_info import VERSION, build_command
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.store import KernelError
@@ -68,13 +68,13 @@ class Driver:
         archive = self._archive()
         return archive is not None and name in archive.kernels
 
-    def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:  # noqa: ARG002 - held until then
+    def run(self, launches: Sequence[Launch], tensors: protocol.Tensors) -> None:  # noqa: ARG002 - held until then
         for launch in launches:
             self.stored(launch.kernel).launch_planned(launch.grid, launch.argument)
 
     def stored(self, name: str) -> StoreKernel:
         """A kernel of the store by its name, which no JIT could make. Raises KernelError if the store lacks it."""
-        found: StoreKernel | None = device.kernels.get((self.index, name))
+        found: StoreKernel | None = protocol.kernels.get((self.index, name))
         if found is None:
             archive = self._archive()
             if archive is None or name not in archive.kernels:
@@ -82,5 +82,5 @@ class Driver:
                     f"this flash_attn has no kernel {name} for {self.target} (device {self.index}). Build a wheel that "
                     f"has it: {build_command(VERSION, self.target)}"
                 )
-            found = device.kernels.setdefault((self.index, name), StoreKernel(archive, name, self.index))
+            found = protocol.kernels.setdefault((self.index, name), StoreKernel(archive, name, self.index))
         return found

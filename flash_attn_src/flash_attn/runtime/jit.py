@@ -19,7 +19,7 @@ from flash_attn.runtime.store import KernelError
 
 if TYPE_CHECKING:
     from flash_attn.kernels.tuning import Config
-    from flash_attn.runtime.device import Tensors
+    from flash_attn.runtime.protocol import Tensors
 
 # Triton's types of the pointers whose elements are not of the variant's type.
 _POINTERS = {"*i32": torch.int32, "*i64": torch.int64, "*fp32": torch.float32, "*u8": torch.uint8}
@@ -51,7 +51,7 @@ class JitKernel:
             self.options["enable_fp_fusion"] = True  # no longer the default from Triton 3.10 on
 
     def launch(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Sequence[int | float]) -> None:
-        """See `device.Kernel.launch`. Triton launches on torch's current stream by itself."""
+        """See `protocol.Kernel.launch`. Triton launches on torch's current stream by itself."""
         if 0 in grid:
             return
         if self.failure:  # to try again would take seconds

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.device import Kernel, Tensors
+from flash_attn.runtime.protocol import Kernel, Tensors
 from flash_attn.runtime.store import KernelError
 
 

@@ -14,7 +14,7 @@ import torch
 
 from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime.device import Grid, Kernel, Tensors
+from flash_attn.runtime.protocol import Grid, Kernel, Tensors
 
 _ALIGNMENT = 4  # fp32 elements in the 16 bytes to which kernels expect some pointers to be aligned
 
@@ -66,7 +66,7 @@ class SlicedKernel:
         self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
 
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
-        """See `device.Kernel.launch`."""
+        """See `protocol.Kernel.launch`."""
         names = NUMBERS[self._function]
         values = {name: int(value) for name, value in zip(names, numbers, strict=True)}
         values |= {"programs": grid[0], "unit": self._unit, "block_m": self.block_m, "block_n": self.block_n}

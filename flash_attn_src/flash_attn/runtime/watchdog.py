@@ -15,8 +15,8 @@ from flash_attn.kernels import targets
 from flash_attn.kernels.flags import CHUNK_BITS
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import environment, slices
-from flash_attn.runtime.device import Device, Grid, Kernel, Tensors
 from flash_attn.runtime.platform import PLATFORM
+from flash_attn.runtime.protocol import Device, Grid, Kernel, Tensors
 
 # Cycles of full speed that every compute unit is supposed to reach in a second: a quarter of 2 GHz, because small GPUs
 # are slowed down by heat and memory.
@@ -74,7 +74,7 @@ class PiecewiseKernel:
         self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
 
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
-        """See `device.Kernel.launch`."""
+        """See `protocol.Kernel.launch`."""
         programs, size = grid[0], self.programs_within(numbers)
         if programs <= size:
             self._kernel.launch(grid, tensors, numbers)
