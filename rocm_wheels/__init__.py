@@ -22,8 +22,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | publish | links, yanks, catalogue, directory, github, published | the wheels of a directory and of releases |
 | publish | admission, parts, assets, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
-| publish | home, index, which, measured | package indexes, the page to choose a wheel on |
-| publish | coverage, products, figures, report, hardware | tables and figures of the docs |
+| publish | home, products, index, which, measured | package indexes, the page to choose a wheel on |
+| publish | coverage, figures, report, hardware | tables and figures of the docs |
 | publish | tryout, settings | whether the index serves, and the repository is set up |
 | cli | build, kernels, wheels, pins, release, matrix, options | what people and workflows run |
 """
