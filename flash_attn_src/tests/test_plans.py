@@ -50,6 +50,9 @@ def _calls() -> list[Call]:
     for options in some_options:
         for q, k in ((x, x), (heads_first, x), (x, heads_first), (off, x), (x, x[:, :, :2]), (x[:, :1], x)):
             calls.append(lambda q=q, k=k, options=options: flash_attn_func(q, k, k, **options))
+    # Keys and values of one shape with strides of their own.
+    for k, v in ((x, heads_first), (heads_first, x)):
+        calls.append(lambda k=k, v=v: flash_attn_func(x, k, v))
     calls += [lambda: flash_attn_func(x.float(), x.float(), x.float()), lambda: flash_attn_func(x, x, x[..., :32])]
     q, cache = torch.zeros(2, 1, 8, 64, dtype=torch.float16), torch.zeros(2, 4096, 2, 64, dtype=torch.float16)
     values = cache.clone()
