@@ -15,16 +15,29 @@ from rocm_wheels.matrix.versions import Versions
 @pytest.fixture(autouse=True)
 def _seconds(data: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds per kernel, independent of the last measurement."""
-    seconds = {"ck": 7, "triton": 2}
-    backends = {name: replace(backend, kernel_seconds=seconds[name]) for name, backend in data.backends.items()}
+    seconds = {"ck": 7000, "triton": 2000}
+    backends = {
+        name: replace(backend, kernel_milliseconds=seconds[name], family_milliseconds={"rdna3": 1000})
+        for name, backend in data.backends.items()
+    }
     monkeypatch.setattr("rocm_wheels.compile.progress.versions.load", lambda: replace(data, backends=backends))
 
 
-def unit(name: str, compiler: str, kernels: int) -> Unit:
+def unit(name: str, compiler: str, kernels: int, target: str = "gfx942") -> Unit:
     return Unit(
-        target="gfx942", name=name, compiler=compiler, kernels=tuple(map(str, range(kernels))), content=(),
-        toolchain="pypi", key=name,
+        target=target, name=name, compiler=compiler, kernels=tuple(map(str, range(kernels))), content=(),
+        toolchain="pypi", key=f"{target} {name}",
     )  # fmt: skip
+
+
+def test_the_time_of_a_kernel() -> None:
+    """By the family of its target; little if its assembly is compiled in the same run."""
+    base, generic = unit("a", "triton", 1, "gfx1100"), unit("a", "triton", 1, "gfx11-generic")
+    assert progress.core_seconds([base]) == progress.core_seconds([generic]) == 1
+    assert progress.core_seconds([base, generic]) == pytest.approx(1.05)
+    assert progress.core_seconds([base, unit("b", "triton", 1, "gfx11-generic")]) == 2
+    assert progress.core_seconds([unit("a", "triton", 1, "gfx1201")]) == 2
+    assert progress.core_seconds([unit("a", "asm", 3)]) == pytest.approx(0.03)
 
 
 def test_the_time_is_printed_before(capsys: pytest.CaptureFixture[str]) -> None:

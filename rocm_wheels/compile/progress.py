@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rocm_wheels.matrix import versions
+from rocm_wheels.package_modules import module
 
 if TYPE_CHECKING:
     from rocm_wheels.compile.compiler import Unit
@@ -17,19 +18,41 @@ if TYPE_CHECKING:
 LOG_SECONDS = 60  # seconds between two lines in a log
 
 
-def core_seconds(units: Sequence[Unit]) -> int:
-    """The estimated core seconds to compile units. versions.toml has the seconds per kernel of each compiler."""
-    each = {name: backend.kernel_seconds for name, backend in versions.load().backends.items()}
-    return sum(each.get(unit.compiler, 1) * len(unit.kernels) for unit in units)
+# Core seconds to assemble a kernel that another target of the run compiles (gfx11-generic and gfx10-3-generic, November
+# 2026), and to take a code object out of AMD's package.
+_ASSEMBLED, _TAKEN = 0.05, 0.01
+
+
+def core_seconds(units: Sequence[Unit]) -> float:
+    """The estimated core seconds to compile units."""
+    return sum(_weights(units))
+
+
+def _weights(units: Sequence[Unit]) -> list[float]:
+    """The core seconds of each unit. versions.toml has the time per kernel of each compiler. A kernel that takes the
+    assembly of another target (`made_for`) takes little where that one is compiled in the same run.
+    """
+    backends, rows = versions.load().backends, module("kernels.targets")
+    compiled = {(unit.compiler, unit.target, unit.name) for unit in units}
+    weights = []
+    for unit in units:
+        row, seconds = rows.get(unit.target), _TAKEN
+        if (unit.compiler, row.made_for, unit.name) in compiled:
+            seconds = _ASSEMBLED
+        elif unit.compiler in backends:
+            seconds = backends[unit.compiler].seconds(row.family)
+        weights.append(seconds * len(unit.kernels))
+    return weights
 
 
 class Progress:
-    """Counts compiled kernels. The weight of a kernel is the `kernel_seconds` of its compiler in versions.toml."""
+    """Counts compiled kernels. The weight of a kernel is its estimated time."""
 
     def __init__(self, units: Sequence[Unit], jobs: int) -> None:
         self.kernels = sum(len(unit.kernels) for unit in units)
-        self.seconds = core_seconds(units)
-        self.compiled = self.spent = 0
+        self._weights = dict(zip((unit.key for unit in units), _weights(units), strict=True))
+        self.seconds = sum(self._weights.values())
+        self.compiled, self.spent = 0, 0.0
         self.left = len(units)
         self.jobs = min(jobs, len(units))
         self.started = self.printed = time.monotonic()
@@ -47,7 +70,7 @@ class Progress:
         """
         before = self.spent
         self.compiled += len(unit.kernels)
-        self.spent += core_seconds([unit])
+        self.spent += self._weights[unit.key]
         self.left -= 1
         now = time.monotonic()
         elapsed = now - self.started

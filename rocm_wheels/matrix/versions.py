@@ -51,15 +51,20 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A backend: whether its kernels are in this repository (`ready`), memory of a compile job in MiB, core seconds per
-    kernel.
+    """A backend: whether its kernels are in this repository (`ready`), memory of a compile job in MiB, and core
+    milliseconds per kernel, with those of GPU families that differ.
     """
 
     name: str
     compiler: str
     job_memory_mib: int
-    kernel_seconds: int
+    kernel_milliseconds: int
+    family_milliseconds: Mapping[str, int]
     ready: bool
+
+    def seconds(self, family: str) -> float:
+        """Core seconds of a kernel for a family of GPU targets."""
+        return self.family_milliseconds.get(family, self.kernel_milliseconds) / 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,12 +235,19 @@ def _positive(table: Table, name: str) -> int:
     return value
 
 
+def _milliseconds(table: Table) -> dict[str, int]:
+    found = {name: _positive(table, name) for name in table.names()}
+    table.finish()
+    return found
+
+
 def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
     backend = Backend(
         name=table.last,
         compiler=table.choice("compiler", compilers),
         job_memory_mib=_positive(table, "job_memory_mib"),
-        kernel_seconds=_positive(table, "kernel_seconds"),
+        kernel_milliseconds=_positive(table, "kernel_milliseconds"),
+        family_milliseconds=_milliseconds(table.table("family_milliseconds")),
         ready=table.get("ready", bool),
     )
     table.finish()

@@ -107,10 +107,11 @@ def _kernels(versions: Versions, target: str) -> dict[str, int]:
 
 def _seconds(versions: Versions, row: Row) -> float:
     """The estimated core seconds of a job that compiles kernels. Further targets of a job take the first one's code."""
-    kernels, backends = _kernels(versions, str(row["target"]).partition(";")[0]), versions.backends
+    target = str(row["target"]).partition(";")[0]
+    kernels, family = _kernels(versions, target), sources.module("kernels.targets").get(target).family
     names = ("ck", "triton") if row["backend"] == "ck" else ("triton",)
     shards = int(str(row["shard"]).partition("/")[2])
-    return sum(kernels[name] * backends[name].kernel_seconds for name in names) / shards
+    return sum(kernels[name] * versions.backends[name].seconds(family) for name in names) / shards
 
 
 def _span(versions: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,14 +83,14 @@ def of(
     return Forecast(
         kernels=kernels,
         cached=cached,
-        minutes=-(-seconds // (60 * plan.jobs)),
+        minutes=math.ceil(seconds / (60 * plan.jobs)),
         disk_mib=environment + -(-(kernels - cached) * KERNEL_KIB // 1024),
         downloads=downloads,
         shorter=plan.shorter,
     )
 
 
-def _compiling(plan: Plan, cache: Path | None, without: Sequence[str]) -> tuple[int, int, int]:
+def _compiling(plan: Plan, cache: Path | None, without: Sequence[str]) -> tuple[int, int, float]:
     """(kernels, cached kernels, core seconds for the others). Raises MissingTool without the build's packages."""
     with packages_of("build"):
         from rocm_wheels.compile import units
