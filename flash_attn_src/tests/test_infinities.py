@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import flash_attn
 import pytest
 import torch
@@ -72,3 +74,17 @@ def test_rows_do_not_depend_on_an_infinity_that_others_see() -> None:
     got = flash_attn.flash_attn_func(q, k, v, causal=True)
     got[0, 300:, 1] = wanted[0, 300:, 1]
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("keys", [1, 17, 35, 100])
+def test_keys_past_the_last_key_have_no_weight(keys: int) -> None:
+    """Every score is far below 0, the score of the zeros that fill a tile."""
+    q, dout = torch.ones(1, 3, 1, 16, device=DEVICE), torch.randn(1, 3, 1, 16, device=DEVICE)
+    k, v = -torch.ones(1, keys, 1, 16, device=DEVICE), torch.randn(1, keys, 1, 16, device=DEVICE)
+    out, lse, dq, dk, dv = run(q, k, v, dout, Options(softmax_scale=10.0), None)
+    torch.testing.assert_close(out, v.mean(1, keepdim=True).expand_as(out), rtol=0, atol=1e-5)
+    torch.testing.assert_close(lse, torch.full_like(lse, math.log(keys) - 160.0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(dv, dout.sum(1, keepdim=True).expand_as(dv) / keys, rtol=0, atol=1e-5)
+    assert dq.abs().max() < 1e-3  # every key is the same
+    assert dk.sum(1).abs().max() < 1e-3

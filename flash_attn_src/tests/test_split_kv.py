@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 from typing import Any
 from unittest import mock
 
@@ -185,3 +186,27 @@ def test_dropout_has_the_forward_kernel() -> None:
     with mock.patch.object(split_kv, "are_faster") as asked:
         backend.forward(AttentionCall(q, k, k, 1.0, dropout_p=0.5, rng_state=rng_state))
     assert not asked.called
+
+
+# Fields of a forward that a call over a cache has under another name, fields of which a forward that is split has none,
+# and results.
+RENAMED = {"k", "v", "max_seqlen_k", "max_seqlen_q", "leftpad_k", "seqused_k", "cu_seqlens_k"}
+WITHOUT_SPLITS = {"dropout_p", "attn_bias", "block_mask", "descales", "return_softmax", "rng_state", "deterministic"}
+
+
+def test_a_split_forward_keeps_each_option() -> None:
+    """A field that is added to a forward must be kept, or be one that no split forward has."""
+    kept = {field.name for field in fields(AttentionCall)} - RENAMED - WITHOUT_SPLITS
+    values: dict[str, Any] = {name: object() for name in kept}
+    values["q"] = torch.zeros(1, 2, 3, 4)
+    call = AttentionCall(**values, k=torch.zeros(1, 5, 3, 4), v=torch.zeros(1, 5, 3, 4))
+    call.cu_seqlens_q = None
+    cached = split_kv.cache_call_of(call)
+    assert {name for name in kept if getattr(cached, name) is not getattr(call, name)} == set()
+
+
+def test_sinks() -> None:
+    sinks = torch.tensor([2.0, -1.0, 3.0, 0.5], device=DEVICE)
+    q, k, v = _draw(2, 5, 4, 16), _draw(2, 100, 2, 16), _draw(2, 100, 2, 16)
+    out, _ = _both(q, k, v, DENSE, s_aux=sinks)
+    assert not torch.allclose(out, backend.forward(AttentionCall(q, k, v, 0.25, causal=True)).out)

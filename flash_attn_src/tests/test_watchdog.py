@@ -18,6 +18,8 @@ from flash_attn.runtime import device, environment, jit, slices, watchdog
 from flash_attn.runtime.platform import linux, windows
 from triton_calls import DEVICE
 
+from amdgpu_simulator.workloads import triton as workloads
+
 _LIMIT = environment.MAX_LAUNCH_SECONDS
 _interpreted = pytest.mark.skipif(DEVICE != "cpu", reason="counts the launches of Triton's interpreter")
 
@@ -79,7 +81,12 @@ _BIASES = {"bias": (2, 2), "bias of sequences": (2, 1), "one bias": (1, 1)}
 _OF_BIAS = ((37, 2), (45, 1), (45, 1))
 _CACHES: dict[str, dict[str, Any]] = {
     "cache": {"causal": True, "alibi_slopes": torch.rand(3, 6)},
-    "cache in splits": {"num_splits": 2, "s_aux": torch.rand(6), "cache_leftpad": torch.tensor([3, 0, 7]).int()},
+    "cache in splits": {
+        "num_splits": 2,
+        "s_aux": torch.rand(6),
+        "cache_leftpad": torch.tensor([3, 0, 7]).int(),
+        "alibi_slopes": torch.rand(6),  # a piece begins at the slope of its head
+    },
     "cache in pages": {"block_table": torch.randperm(12).reshape(3, 4).int(), "window_size": (50, 0)},
     "cache lines": {"cache_batch_idx": torch.tensor([2, 0, 1]).int(), "num_splits": 2},
     "cache, varlen": {"cu_seqlens_q": torch.tensor([0, 1, 3, 6]).int(), "max_seqlen_q": 3, "causal": True},
@@ -236,6 +243,13 @@ def test_the_arguments_are_those_of_the_kernels() -> None:
         blocks = watchdog.LIST_ARGUMENTS if "lists_b" in row.kinds_of_argument else ()
         wanted = (*watchdog.ARGUMENTS[row.function], *bias, *blocks)
         assert tuple(names[-len(wanted) :]) == wanted, row.name
+
+
+def test_the_products_of_a_tile_are_those_of_the_simulator() -> None:
+    for op, (of_keys, of_values) in workloads._PRODUCTS.items():
+        function = OPERATIONS[op].function
+        if function in watchdog.ARGUMENTS:
+            assert watchdog._PRODUCTS[function] == of_keys + of_values, op
 
 
 def test_every_target_says_its_rate() -> None:
