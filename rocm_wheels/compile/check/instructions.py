@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-VGPRS = (1 << 512) - 1  # v0 to v255, then a0 to a255; on gfx1250, which has no AGPRs, v0 to v511
-AGPRS = VGPRS - (1 << 256) + 1
-_SCALARS = 512
-SGPRS = (1 << 108) - 1 << _SCALARS  # s0 to s105, VCC
-VCC = 0b11 << _SCALARS + 106
-M0 = 1 << _SCALARS + 124
-EXEC = 0b11 << _SCALARS + 126
+VGPRS = (1 << 1024) - 1  # v0 to v255, then a0 to a255; on gfx1250, which has no AGPRs, v0 to v1023
+AGPRS = (1 << 512) - (1 << 256)
+SCALARS = 1024  # the bit of s0
+SGPRS = (1 << 108) - 1 << SCALARS  # s0 to s105, VCC
+VCC = 0b11 << SCALARS + 106
+M0 = 1 << SCALARS + 124
+EXEC = 0b11 << SCALARS + 126
 
 # Name -> (number of the first scalar register, number of registers).
 _NAMED = {
@@ -24,7 +24,7 @@ _NAMED = {
     "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
 }  # fmt: skip
 _REGISTER = re.compile(r"\b(?:([vas])(\d+)\b|([vas])\[(\d+):(\d+)\]|(vcc|exec)(_lo|_hi)?\b|(m0)\b)")
-_FIRST = {"v": 0, "a": 256, "s": _SCALARS}
+_FIRST = {"v": 0, "a": 256, "s": SCALARS}
 # gfx1250 has v256 to v1023. LLVM writes the lower eight bits, and the register in a comment: `v1 /*v257*/`.
 _HIGH = re.compile(r"v(?:\d+|\[\d+:\d+\])\s*/\*(?P<register>[^*]+)\*/")
 
@@ -178,18 +178,16 @@ def _is_lds_dma(name: str, code: str) -> bool:
 
 @lru_cache(1 << 14)
 def registers(operand: str) -> int:
-    """The registers that an operand names. Raises ValueError for a vector register from v512 on."""
+    """The registers that an operand names."""
     found = 0
     for kind, number, ranged, first, last, named, half, m0 in _REGISTER.findall(_HIGH.sub(r"\g<register>", operand)):
-        if "v" in (kind, ranged) and int(number or last) >= _SCALARS:
-            raise ValueError(f"{operand.strip()}: the check knows the vector registers v0 to v{_SCALARS - 1}")
         if kind:
             found |= 1 << _FIRST[kind] + int(number)
         elif ranged:
             found |= (1 << int(last) + 1) - (1 << int(first)) << _FIRST[ranged]
         else:
             place, words = _NAMED[m0 or named + half]
-            found |= (1 << words) - 1 << _SCALARS + place
+            found |= (1 << words) - 1 << SCALARS + place
     return found
 
 

@@ -34,7 +34,7 @@ def _beyond(kernel: Kernel, target: str) -> Iterator[str]:
             yield f"{one.text}: a VGPR beyond the {vectors} of the kernel descriptor"
         if (used & isa.AGPRS) >> 256 + accumulators:
             yield f"{one.text}: an AGPR beyond the {accumulators} of the kernel descriptor"
-        if used & isa.SGPRS & ~isa.VCC & -1 << 512 + scalars:
+        if used & isa.SGPRS & ~isa.VCC & -1 << isa.SCALARS + scalars:
             yield f"{one.text}: an SGPR beyond the {scalars} of the kernel descriptor"
 
 
