@@ -279,3 +279,14 @@ def test_bands_and_lines() -> None:
             here = (slice(64 * m, 64 * m + 64), slice(64 * n, 64 * n + 64))
             assert bool(seen[m, n]) == bool(wanted[here].any())
             assert bool(lines[m, n]) == bool(shown[here].any())
+
+
+def test_lists_of_a_captured_graph_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = _mask(1, 1, (128, 128), (64, 64), 0.5)
+    call = AttentionCall(*(_draw(1, 128, 1, 64) for _ in range(3)), 1.0)
+    call.block_mask = mask
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    captured = lists.lists_of(call, 64, 64)
+    monkeypatch.undo()
+    assert lists.lists_of(call, 64, 64) is not captured

@@ -50,9 +50,12 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
     tiles = _Tiles(block_m, block_n, call.longest_q, call.longest_k, *window_of(call))
     key = (mask.seen._version, mask.block_size, by_keys, tiles)
     kept = _kept.setdefault(mask.seen, {})
-    if key not in kept:
-        kept[key] = _lists(mask, tiles, by_keys=by_keys)
-    lists: Lists = kept[key]
+    lists: Lists | None = kept.get(key)
+    if lists is None:
+        lists = _lists(mask, tiles, by_keys=by_keys)
+        # The memory of a captured graph has its content only when the graph is replayed.
+        if not (mask.seen.is_cuda and torch.cuda.is_current_stream_capturing()):
+            kept[key] = lists
     return lists
 
 
