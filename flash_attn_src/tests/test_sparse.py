@@ -290,3 +290,61 @@ def test_lists_of_a_captured_graph_are_not_kept(monkeypatch: pytest.MonkeyPatch)
     captured = lists.lists_of(call, 64, 64)
     monkeypatch.undo()
     assert lists.lists_of(call, 64, 64) is not captured
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100", "gfx1201", "sm_90"])
+def test_a_search_tries_no_tile_that_spans_two_blocks(target: str) -> None:
+    for op, inner in (("sparse-fwd", "block_n"), ("sparse-bwd-dq", "block_n"), ("sparse-bwd-dkdv", "block_m")):
+        for size in (64, 128, 256):
+            tried = launches.candidates(Variant(op, "bf16", size, "blocks"), target)
+            assert len(tried) > 1
+            assert all(SPARSE_BLOCK % getattr(tile, inner) == 0 for tile in tried)
+
+
+@pytest.mark.parametrize(("sq", "sk"), [(0, 64), (64, 0), (0, 0)])
+def test_empty_sequences(backend: str, sq: int, sk: int) -> None:  # noqa: ARG001
+    q, k = _draw(1, sq, 2, 64).requires_grad_(), _draw(1, sk, 2, 64).requires_grad_()
+    mask = BlockMask(torch.ones(1, 1, -(-sq // 64), -(-sk // 64), dtype=torch.bool, device=DEVICE), (64, 64))
+    out, lse = flash_attn_block_sparse_func(q, k, k, mask, return_lse=True)
+    assert torch.equal(out, torch.zeros_like(q))
+    assert torch.equal(lse, torch.full((1, 2, sq), torch.inf, device=DEVICE))
+    for x, gradient in zip((q, k), torch.autograd.grad(out.sum(), (q, k)), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(x))
+
+
+def test_a_mask_of_inference_mode_may_change(backend: str) -> None:  # noqa: ARG001
+    q = _draw(1, 128, 1, 64)
+    with torch.inference_mode():
+        mask = BlockMask(torch.ones(1, 1, 2, 2, dtype=torch.bool, device=DEVICE), (64, 64))
+        whole = flash_attn_block_sparse_func(q, q, q, mask)
+        mask.seen[..., 1] = False
+        half = flash_attn_block_sparse_func(q, q, q, mask)
+    assert not torch.equal(whole, half)
+
+
+def test_lists_of_old_versions_are_dropped() -> None:
+    mask = _mask(1, 1, (128, 128), (64, 64), 2.0)
+    call = AttentionCall(*(_draw(1, 128, 1, 64) for _ in range(3)), 1.0)
+    call.block_mask = mask
+    for _ in range(3):
+        mask.seen.logical_not_()
+        lists.lists_of(call, 64, 64)
+        lists.lists_of(call, 64, 64, by_keys=True)
+    assert len(lists._kept[mask.seen][1]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_forward_mode_is_refused() -> None:
+    q = _draw(1, 64, 1, 64, dtype=FULL)
+    mask = BlockMask(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE), (64, 64))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            flash_attn_block_sparse_func(dual, q, q, mask)
+
+
+def test_autocast() -> None:
+    q = _draw(1, 64, 1, 64, dtype=FULL)
+    mask = BlockMask(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE), (64, 64))
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert flash_attn_block_sparse_func(q, q, q, mask).dtype is torch.bfloat16

@@ -235,19 +235,9 @@ def attn_bwd_dkdv(
                 skipped = full_hi - full_lo
             slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
             scores = Scores(
-                scale,
-                softcap,
-                slope,
-                p_dropout,
-                rng_state,
-                plane,
-                p_bias,
-                bias_offset,
-                bias_stride,
-                flags,
-                mask_q,
-                mask_k,
-            )
+                scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags,
+                mask_q, mask_k,
+            )  # fmt: skip
             rows_q = Rows(p_q_head, stride_qm, sq, head_dim, offs_d, offs_t)
             rows_do = Rows(p_do_head, stride_gm, sq, head_dim_v, offs_vd, offs_vt)
             if SCORE_MOD == "blocks":

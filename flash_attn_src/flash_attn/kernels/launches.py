@@ -33,7 +33,8 @@ def candidates(variant: Variant, target: str) -> list[Config]:
     own = tuning.config(target, variant)
     # A block of FP8 keys must end with the padding of its sequence: fp8_cast.COLUMNS. INT8 rows share scales.
     rows, keys = {"fp8-fwd": (256, 128), "int8-fwd": (QUERY_ROWS, KEY_ROWS)}.get(variant.op, (256, 256))
-    return [own, *(one for one in tuning.neighbours(target, own) if one.block_m <= rows and one.block_n <= keys)]
+    near = [tile for tile in tuning.neighbours(target, own) if tile.block_m <= rows and tile.block_n <= keys]
+    return [own, *(tile for tile in near if tuning.serves(variant, tile))]
 
 
 def specification(variant: Variant, target: str, config: Config | None = None) -> Specification:

@@ -8,9 +8,11 @@ import torch
 
 from flash_attn import backends
 from flash_attn.arguments import check_dense
+from flash_attn.autocast import cast
 from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall, GradientCall, maybe_contiguous, new_out
 from flash_attn.kernels.operations import OPERATIONS
+from flash_attn.tracing import refuse_tangents_of_an_op
 
 _MAX_HEAD_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _OPTIONS = "Tensor seen, SymInt block_q, SymInt block_k, float softmax_scale, bool causal, SymInt left, SymInt right"
@@ -37,7 +39,8 @@ def flash_attn_block_sparse_func(
     Time and memory follow the number of visible blocks. Lists of these blocks are made at the first call with a mask,
     and kept as long as its tensor `seen` lives and does not change.
 
-    TypeError or ValueError, which name the argument, for shapes, types and devices that do not fit.
+    Under torch.autocast q, k and v are cast to its type, unless all are fp16 or all bf16. TypeError or ValueError,
+    which name the argument, for shapes, types and devices that do not fit. NotImplementedError in forward mode.
     """
     if not isinstance(block_mask, BlockMask):
         raise TypeError(
@@ -46,6 +49,7 @@ def flash_attn_block_sparse_func(
         )
     if type(return_lse) is not bool:
         raise TypeError(f"return_lse: got {return_lse!r}, wanted True or False")
+    q, k, v = cast(q, k, v)
     call = AttentionCall(q, k, v, softmax_scale, causal, window_size)
     check_dense(call)
     batch, seqlen_q, heads, head_dim = q.shape
@@ -69,6 +73,7 @@ def flash_attn_block_sparse_func(
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...]) -> AttentionCall:
     seen, block_q, block_k, softmax_scale, causal, left, right = options
+    refuse_tangents_of_an_op(q, k, v)
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     call = AttentionCall(q, k, v, softmax_scale, causal, (left, right))
     call.block_mask = BlockMask(seen, (block_q, block_k))

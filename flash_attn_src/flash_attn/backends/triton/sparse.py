@@ -37,25 +37,28 @@ class _Tiles(NamedTuple):
     right: int
 
 
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # mask -> {(its version, ...): Lists}
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # mask -> (its version, {(block size, ...): Lists})
 
 
 def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool = False) -> Lists:
     """The lists of tiles of a call with a block mask, kept as long as its mask lives and does not change.
 
-    A list belongs to block_m queries, by_keys to block_n keys.
+    A list belongs to block_m queries, by_keys to block_n keys. Not kept: lists of a mask that was made in
+    torch.inference_mode, because PyTorch does not count its changes; and lists in the memory of a captured graph, which
+    has its content only when the graph is replayed.
     """
     mask = call.block_mask
     assert mask is not None
     tiles = _Tiles(block_m, block_n, call.longest_q, call.longest_k, *window_of(call))
-    key = (mask.seen._version, mask.block_size, by_keys, tiles)
-    kept = _kept.setdefault(mask.seen, {})
-    lists: Lists | None = kept.get(key)
+    if mask.seen.is_inference():
+        return _lists(mask, tiles, by_keys=by_keys)
+    version, key = mask.seen._version, (mask.block_size, by_keys, tiles)
+    of_version, kept = _kept.get(mask.seen, (version, {}))
+    lists: Lists | None = kept.get(key) if of_version == version else None
     if lists is None:
         lists = _lists(mask, tiles, by_keys=by_keys)
-        # The memory of a captured graph has its content only when the graph is replayed.
         if not (mask.seen.is_cuda and torch.cuda.is_current_stream_capturing()):
-            kept[key] = lists
+            _kept[mask.seen] = (version, {**(kept if of_version == version else {}), key: lists})
     return lists
 
 
@@ -67,8 +70,10 @@ def _lists(mask: BlockMask, tiles: _Tiles, *, by_keys: bool) -> Lists:
     order = torch.empty((batch * heads, lists, longest + 1), dtype=torch.int32, device=seen.device)
     counts = torch.empty((batch * heads, lists, 2), dtype=torch.int32, device=seen.device)
     planes = seen.view(batch * heads, q_blocks, k_blocks)
-    step = max(_TILES_AT_ONCE // (rows * cols), 1)
-    for first in range(0, batch * heads, step):
+    if rows * cols == 0:
+        counts.zero_()
+    step = max(_TILES_AT_ONCE // max(rows * cols, 1), 1)
+    for first in range(0, batch * heads if rows * cols else 0, step):
         here = slice(first, first + step)
         some, full = _states(planes[here], mask.block_size, tiles)
         if by_keys:  # a loop over queries loads them, and without a mask all of a tile must exist

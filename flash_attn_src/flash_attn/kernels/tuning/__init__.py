@@ -16,7 +16,7 @@ from flash_attn.kernels.tuning import cdna, decode, fixed, layers, nvidia, rdna2
 from flash_attn.kernels.tuning.config import Config, Rows, Tiles
 from flash_attn.kernels.variants import Variant
 
-__all__ = ["Config", "config", "neighbours", "rows"]
+__all__ = ["Config", "config", "neighbours", "rows", "serves"]
 
 _FAMILIES = {"nvidia": nvidia, "cdna": cdna, "rdna2": rdna2, "rdna3": rdna3, "rdna4": rdna4}
 
@@ -51,10 +51,20 @@ def config(target: str, variant: Variant) -> Config:
         own = table.get((f"{variant.op}-bias", 32 if variant.dtype == "fp32" else 16, variant.block_d))
         # Otherwise half the keys, because a tile of the bias takes as many registers as a tile of scores.
         return own["any"] if own else row["any"]._replace(block_n=max(row["any"].block_n // 2, 16))
-    if variant.kind == "blocks":  # a tile of the inner loop must lie in one block of the mask
-        plain, inner = row["plain"], "block_m" if variant.op.endswith("dkdv") else "block_n"
+    if variant.kind == "blocks":
+        plain, inner = row["plain"], _inner(variant)
         return plain._replace(**{inner: min(getattr(plain, inner), SPARSE_BLOCK)})
     return row["plain" if variant.kind == "sink" else variant.kind]
+
+
+def serves(variant: Variant, tile: Config) -> bool:
+    """Whether a kernel is right with a tile. With a block mask a tile of the inner loop lies in one block."""
+    return variant.kind != "blocks" or SPARSE_BLOCK % getattr(tile, _inner(variant)) == 0
+
+
+def _inner(variant: Variant) -> str:
+    """The side of a tile over which a kernel of attention loops."""
+    return "block_m" if variant.op.endswith("dkdv") else "block_n"
 
 
 def _row(table: Rows, variant: Variant) -> Tiles:
