@@ -279,6 +279,7 @@ def test_the_nearest_of_several_paths_counts() -> None:
     [
         ("v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\nv_mov_b32_e32 v2, s4", "depctr_sa_sdst(0)"),
         ("v_mov_b32_e32 v1, s5\ns_mov_b32 s4, 1\nv_mov_b32_e32 v2, s4", "depctr_sa_sdst(0)"),  # the pair counts
+        ("v_mov_b32_e32 v1, s4\ns_mov_b32 s5, 1\nv_mov_b32_e32 v2, s5", "depctr_sa_sdst(0)"),
         ("v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\ns_add_co_i32 s6, s4, s7", "depctr_sa_sdst(0)"),
         ("v_mov_b32_e32 v1, s4\nv_readfirstlane_b32 s4, v2\nv_mov_b32_e32 v2, s4", "depctr_va_sdst(0)"),
         (f"{SELECT}\nv_cmp_eq_u32_e32 vcc_lo, v1, v2\n{SELECT}", "depctr_va_vcc(0)"),
@@ -300,6 +301,7 @@ def test_gfx12_waits_for_scalar_registers(code: str, wait: str) -> None:
     "code",
     [
         "s_mov_b32 s4, 1\nv_mov_b32_e32 v2, s4",  # no VALU has read it
+        "v_mov_b32_e32 v1, s6\ns_mov_b32 s5, 1\nv_mov_b32_e32 v2, s5",  # s5 is of the pair of s4
         "v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\ns_wait_alu depctr_sa_sdst(0)\nv_mov_b32_e32 v2, s4",
         "v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\ns_load_b32 s9, s[0:1], 0x0\nv_mov_b32_e32 v2, s4",
         "v_mov_b32_e32 v1, s4\nv_readfirstlane_b32 s4, v2\ns_mov_b32 s9, s4\nv_mov_b32_e32 v2, s4",

@@ -18,7 +18,7 @@ from rocm_wheels.compile.check.instructions import Instruction, Kernel
 
 RULE = "GFX12: SGPR read by VALU, written again, read without s_wait_alu (LLVM pull requests 100067, 118750)"
 
-_EVEN = sum(1 << bit for bit in range(512, 620, 2))
+_EVEN = sum(1 << isa.SCALARS + number for number in range(0, 108, 2))
 _SGPRS = isa.SGPRS & ~isa.VCC
 
 
