@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from elftools.elf.sections import SymbolTableSection
 from launcher_cases import CASES
 
 from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import launcher
 
 SUPPORT = Path(__file__).parent / "support"
@@ -379,3 +381,22 @@ class TestBuild:
     def test_unknown_machine(self, tmp_path: Path) -> None:
         with pytest.raises(MissingTool, match=r"riscv64.*\n.*x86_64"):
             launcher.build(tmp_path, machine="riscv64")
+
+
+def test_each_piece_of_a_long_call_is_a_submission(built: Built) -> None:
+    """HIP on Windows would submit the pieces of a call together, by the queue of the fake driver."""
+    environment = {**os.environ, "FLASH_ATTENTION_MAX_LAUNCH_SECONDS": "0.5", "PYTHONPATH": str(FLASH_ATTN_SRC)}
+    arguments = (SUPPORT / "submitted_pieces.py", built.modules, built.hip)
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    pieces = [*[354] * 92, 200]
+    for way in ("not submitted", "submitted"):
+        print(
+            f"{way}: {len(found[way])} submissions, of", *(f"{len(x)} launches ({sum(x)} programs)" for x in found[way])
+        )
+    assert found["not submitted"] == [(pieces * 3)[:129], (pieces * 3)[129:258], (pieces * 3)[258:]]
+    assert found["submitted"] == [[programs] for programs in pieces * 3]
+    print(f"{found['microseconds']:.2f} us for a submission that finds nothing to do")

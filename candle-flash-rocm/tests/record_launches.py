@@ -162,6 +162,9 @@ class Gpu:
     def has_stored(self, name: str) -> bool:
         return any((kernel.name, kernel.target) == (name, self.target) for kernel in assembly.KERNELS)
 
+    def submit(self) -> bool:
+        return True
+
     def run(self, planned: Sequence[Any], _tensors: Sequence[torch.Tensor | None]) -> None:
         """Keeps planned launches. What Composable Kernel's planner was asked for: see `asked_of_the_planner`."""
         self.planned.extend(planned)

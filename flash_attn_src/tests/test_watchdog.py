@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from flash_attn.calls import AttentionCall, CacheCall, GradientCall
 from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, environment, jit, slices, watchdog
+from flash_attn.runtime import device, environment, jit, slices, stored, watchdog
 from flash_attn.runtime.platform import linux, windows
 from triton_calls import DEVICE
 
@@ -182,6 +183,13 @@ class _Radeon780M:
 
     def __init__(self) -> None:
         self.made = _Kernel()
+        self.capturing = False
+        self.submitted: list[int] = []  # launches before each submission
+
+    def submit(self) -> bool:
+        if not self.capturing:
+            self.submitted.append(len(self.made.launches))
+        return not self.capturing
 
     def kernel(self, _variant: Variant) -> _Kernel:
         return self.made
@@ -203,11 +211,60 @@ def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [first for first, _ in launches] == [place * launches[0][1] for place in range(93)]
     assert sum(size for _, size in launches) == 1024 * 32
     assert {size % 6 for _, size in launches[:-1]} == {0}
+    assert gpu.submitted == [*range(94)]  # each piece is submitted alone
     launches.clear()
     kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))
     assert launches == [(0, 64 * 32)]
     with pytest.raises(ValueError, match="attn_fwd: 134217729 programs are too many for pieces"):
         kernel.launch((2**27 + 1, 1, 1), (), _forward_numbers(65536, 32))
+
+
+def test_short_launches_are_submitted_before_they_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward of 4096 tokens takes 0.18 s by the estimate, dq 0.27 s, so a third launch exceeds half a second."""
+    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
+    monkeypatch.delenv(_LIMIT, raising=False)
+    gpu = _Radeon780M()
+    fwd, dq = (watchdog.watched(gpu.made, Variant(op, "bf16", 128, "plain"), gpu) for op in ("fwd", "bwd-dq"))
+    for kernel in (fwd, dq, fwd, fwd, fwd):
+        kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))
+    assert gpu.submitted == [2, 4]
+    assert len(gpu.made.launches) == 5
+
+
+def test_pieces_in_a_capture_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
+    monkeypatch.delenv(_LIMIT, raising=False)
+    gpu = _Radeon780M()
+    gpu.capturing = True
+    kernel = watchdog.watched(gpu.made, Variant("fwd", "bf16", 128, "plain"), gpu)
+    with pytest.warns(RuntimeWarning, match=r"attn_fwd is captured into a graph in pieces of 0.5 s.*call flash_attn o"):
+        kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536, 32))
+    assert len(gpu.made.launches) == 93
+    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))  # a short one is captured in silence
+
+
+def test_a_lost_gpu_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class DriverError(RuntimeError):
+        code = 719
+
+    def fail(*_: object) -> None:
+        raise DriverError("kernel x on device 0: hipModuleLaunchKernel failed: hipErrorLaunchFailure (719)")
+
+    kernel = object.__new__(stored.StoreKernel)
+    kernel._index, kernel._launch = 0, fail
+    monkeypatch.setattr(stored, "_current_stream", lambda _: 0)
+    monkeypatch.setattr(stored, "launcher", lambda _: SimpleNamespace(submit=fail))
+    calls = (
+        lambda: kernel.launch((1, 1, 1), (), ()), lambda: kernel.launch_planned((1, 1, 1), b""),
+        lambda: stored.submit("gfx1103", 0),
+    )  # fmt: skip
+    for call in calls:
+        monkeypatch.setattr(stored, "PLATFORM", windows.Windows())
+        with pytest.raises(RuntimeError, match=rf"\(719\)\. Windows resets a GPU .* Set {_LIMIT}=0.1 before Python"):
+            call()
+        monkeypatch.setattr(stored, "PLATFORM", linux.Linux())
+        with pytest.raises(DriverError, match=r"\(719\)$"):
+            call()
 
 
 def test_only_windows_has_a_limit_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,11 @@
  *
  * The image of a module is its kernel's own list of parameter letters ("PPif0", "B24", "K24"), so a launch
  * knows how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
+ *
+ * Launches are queued as HIP queues them on Windows (ROCm/clr of 2026: palvirtual.hpp, palvirtual.cpp, commandqueue.cpp,
+ * hip_stream.cpp): a barrier and a dispatch each, and all that is queued becomes one submission when more than 256 are,
+ * when a stream is queried, or when something waits. Work runs after its submission, so the query that submits answers
+ * "not ready". A query in a capture of a graph breaks the capture, and launches there are not queued.
  */
 #define _GNU_SOURCE 1
 #include <stdarg.h>
@@ -26,8 +31,12 @@ enum {
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
-    INVALID_CONTEXT = 201
+    INVALID_CONTEXT = 201,
+    NOT_READY = 600,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_IMPLICIT = 906
 };
+enum { MAX_COMMANDS = 256, COMMANDS_OF_LAUNCH = 2, RELAXED = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -37,6 +46,11 @@ static int quiet, device_count = 2, load_milliseconds, meeting, met;
 static char failing[64];
 static int failing_code;
 static __thread int capture_mode;
+static char submissions[LOG_SIZE];
+static size_t submissions_length;
+static int commands, queued;
+static void *captured_stream;
+static int capturing, capture_broken;
 
 static void
 note(const char *format, ...)
@@ -82,6 +96,9 @@ API void fake_set_quiet(int value);
 API void fake_set_meeting(int threads);
 API void fake_set_capture_mode(int mode);
 API int fake_capture_mode(void);
+API const char *fake_submissions(void);
+API void fake_begin_capture(void *stream);
+API int fake_end_capture(void);
 
 void
 fake_reset(void)
@@ -91,6 +108,60 @@ fake_reset(void)
     failing_code = 0;
     meeting = met = 0;
     load_milliseconds = 0;
+    submissions_length = 0;
+    submissions[0] = '\0';
+    commands = queued = 0;
+}
+
+/* Makes one submission of what is queued: a line with the number of blocks of each launch. */
+static void
+submit(void)
+{
+    if (queued > 0)
+        submissions[submissions_length - 1] = '\n';
+    commands = queued = 0;
+}
+
+/* Puts a launch into the queue of all streams. */
+static void
+enqueue(void *stream, const unsigned *sizes)
+{
+    pthread_mutex_lock(&lock);
+    if (!capturing || stream != captured_stream) {
+        submissions_length += (size_t)snprintf(submissions + submissions_length, LOG_SIZE - submissions_length,
+                                               "%u ", sizes[0] * sizes[1] * sizes[2]);
+        queued++;
+        commands += COMMANDS_OF_LAUNCH;
+        if (commands > MAX_COMMANDS)
+            submit();
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* The submissions so far, one per line. Waits, which submits the rest. */
+const char *
+fake_submissions(void)
+{
+    pthread_mutex_lock(&lock);
+    submit();
+    pthread_mutex_unlock(&lock);
+    return submissions;
+}
+
+void
+fake_begin_capture(void *stream)
+{
+    captured_stream = stream;
+    capturing = 1;
+    capture_broken = 0;
+}
+
+/* Whether the capture is still whole. */
+int
+fake_end_capture(void)
+{
+    capturing = 0;
+    return !capture_broken;
 }
 
 const char *
@@ -198,6 +269,7 @@ launch(const char *name, int device, const struct function *function, const unsi
     const size_t structure = whole || function->letters[0] == 'B' ? (size_t)atol(function->letters + 1) : 0;
     if (meeting > 0)
         return wait_for_others();
+    enqueue(stream, sizes);
     if (quiet)
         return 0;
     if (structure != 0)
@@ -232,6 +304,29 @@ exchange(const char *name, int *mode)
 }
 
 static int
+query(void *stream)
+{
+    if (capturing && (stream == captured_stream || (stream != NULL && capture_mode != RELAXED))) {
+        capture_broken = 1;
+        return CAPTURE_UNSUPPORTED;
+    }
+    pthread_mutex_lock(&lock);
+    int busy = queued > 0;
+    submit();
+    pthread_mutex_unlock(&lock);
+    return busy ? NOT_READY : 0;
+}
+
+static int
+is_capturing(void *stream, int *status)
+{
+    if (capturing && stream == NULL)
+        return CAPTURE_IMPLICIT;
+    *status = capturing && stream == captured_stream ? 1 + capture_broken : 0;
+    return 0;
+}
+
+static int
 attribute(int *value, int which, const struct function *function)
 {
     static const int values[] = {256, 512, 0, 16, 64, 0, 0, 0};
@@ -254,6 +349,8 @@ API int hipModuleUnload(void *module);
 API int hipModuleGetFunction(void **function, void *module, const char *symbol);
 API int hipFuncGetAttribute(int *value, int which, void *function);
 API int hipThreadExchangeStreamCaptureMode(int *mode);
+API int hipStreamQuery(void *stream);
+API int hipStreamIsCapturing(void *stream, int *status);
 API int hipModuleLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                               unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                               void *stream, void **parameters, void **extra);
@@ -341,6 +438,20 @@ hipThreadExchangeStreamCaptureMode(int *mode)
     return exchange(__func__, mode);
 }
 
+int
+hipStreamQuery(void *stream)
+{
+    MAY_FAIL();
+    return query(stream);
+}
+
+int
+hipStreamIsCapturing(void *stream, int *status)
+{
+    MAY_FAIL();
+    return is_capturing(stream, status);
+}
+
 #ifndef FAKE_OLD
 int
 hipModuleLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -394,6 +505,8 @@ API int cuModuleGetFunction(void **function, void *module, const char *symbol);
 API int cuFuncGetAttribute(int *value, int which, void *function);
 API int cuFuncSetAttribute(void *function, int which, int value);
 API int cuThreadExchangeStreamCaptureMode(int *mode);
+API int cuStreamQuery(void *stream);
+API int cuStreamIsCapturing(void *stream, int *status);
 API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                        unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
                        void **extra);
@@ -531,6 +644,20 @@ cuThreadExchangeStreamCaptureMode(int *mode)
 {
     MAY_FAIL();
     return exchange(__func__, mode);
+}
+
+int
+cuStreamQuery(void *stream)
+{
+    NEED_CONTEXT();
+    return query(stream);
+}
+
+int
+cuStreamIsCapturing(void *stream, int *status)
+{
+    NEED_CONTEXT();
+    return is_capturing(stream, status);
 }
 
 int

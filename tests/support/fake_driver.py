@@ -24,7 +24,8 @@ class FakeDriver:
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
-        self.library.fake_log.restype = ctypes.c_char_p
+        self.library.fake_log.restype = self.library.fake_submissions.restype = ctypes.c_char_p
+        self.library.fake_begin_capture.argtypes = (ctypes.c_void_p,)
 
     def reset(self, devices: int = 2) -> None:
         """Clears the log and all instructions."""
@@ -40,6 +41,12 @@ class FakeDriver:
         lines: list[str] = self.library.fake_log().decode().splitlines()
         self.library.fake_reset()
         return lines
+
+    def take_submissions(self) -> list[list[int]]:
+        """The submissions since the last call of this method: the numbers of blocks of their launches."""
+        lines: list[str] = self.library.fake_submissions().decode().splitlines()
+        self.library.fake_reset()
+        return [[int(blocks) for blocks in line.split()] for line in lines]
 
     def take_launches(self) -> list[Launch]:
         """The launches since the last call of this method; other calls are dropped."""

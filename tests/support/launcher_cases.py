@@ -271,6 +271,68 @@ def attributes_come_from_the_driver(bench: Bench) -> None:
 
 
 @case("hip", "cuda")
+def launches_pile_up_until_a_submission(bench: Bench) -> None:
+    one = bench.kernel("")
+    for blocks in (1, 2, 3):
+        one.launch(0, 7, blocks, 1, 1)
+    equal(bench.launcher.submit(0, 7), True)
+    equal(bench.launcher.submit(0, 7), True)
+    for _ in range(130):
+        one.launch(0, 7, 1, 1, 1)
+    equal([len(each) for each in bench.fake.take_submissions()], [3, 129, 1])
+
+
+@case("hip", "cuda")
+def a_submission_leaves_captures_alone(bench: Bench) -> None:
+    one = bench.kernel("")
+    library = bench.fake.library
+    library.fake_begin_capture(7)
+    one.launch(0, 7, 1, 1, 1)
+    equal(bench.launcher.submit(0, 7), False)
+    one.launch(0, 8, 2, 1, 1)
+    equal(bench.launcher.submit(0, 8), True)  # another stream, in the global mode
+    one.launch(0, 0, 3, 1, 1)
+    equal(bench.launcher.submit(0, 0), False)  # the default stream waits for all streams
+    equal(library.fake_end_capture(), 1)
+    equal(library.fake_capture_mode(), 0)
+    equal(bench.fake.take_submissions(), [[2], [3]])
+
+
+@case("hip", "cuda")
+def a_submission_is_made_on_its_device(bench: Bench) -> None:
+    bench.kernel("").load(1)
+    bench.fake.take_log()
+    equal(bench.launcher.submit(1, 0), True)
+    equal(bench.launcher.current_device(), 0)
+    log = bench.fake.take_log()
+    assert log[0].split()[0] in ("hipSetDevice", "cuCtxPushCurrent_v2"), log
+    with raises(bench.launcher.DriverError, "submit() on device 2", "there are 2"):
+        bench.launcher.submit(2, 0)
+    with raises(bench.launcher.DriverError, "submit() on device -1", "there are 2"):
+        bench.launcher.submit(-1, 0)
+    with raises(TypeError):
+        bench.launcher.submit(0)
+
+
+@case("hip", "cuda")
+def a_failing_submission_is_told(bench: Bench) -> None:
+    """An answer that the stream is busy is no failure, and HIP must not keep it as one."""
+    prefix = {"hip": "hip", "cuda": "cu"}[bench.platform]
+    one = bench.kernel("")
+    one.load(0)
+    bench.fake.take_log()
+    one.launch(0, 7, 1, 1, 1)
+    bench.launcher.submit(0, 7)
+    equal("hipGetLastError" in bench.fake.take_log(), bench.platform == "hip")
+    for function in ("StreamQuery", "StreamIsCapturing", "ThreadExchangeStreamCaptureMode"):
+        bench.fake.fail(f"{prefix}{function}", 209)
+        with raises(bench.launcher.DriverError, f"submit() on device 0: {prefix}{function} failed", "209"):
+            bench.launcher.submit(0, 7)
+        equal(bench.fake.library.fake_capture_mode(), 0)
+        equal("hipGetLastError" in bench.fake.take_log(), bench.platform == "hip")
+
+
+@case("hip", "cuda")
 def binding_again_is_the_same(bench: Bench) -> None:
     equal(bench.launcher.bind(bench.platform), bench.launcher.bind(bench.platform))
     other = {"hip": "cuda", "cuda": "hip"}[bench.platform]

@@ -172,3 +172,36 @@ leave(struct problem *problem, const struct visit *visit)
     else
         (void)ATTEMPT(problem, pop_context, &popped);
 }
+
+/* On Windows, HIP collects 256 commands before the system sees one. A query of a stream ends the collection (ROCm/clr,
+ * hip_stream.cpp, palvirtual.cpp). It would break a capture of this stream, and in a capture mode other than relaxed
+ * also captures of other streams. */
+int
+submit(struct problem *problem, int device, void *stream)
+{
+    int count = count_devices(problem), done = 0, mode = CAPTURE_MODE_RELAXED, captured = 0;
+    struct visit visit;
+    if (problem->kind != NONE)
+        return 0;
+    if (device < 0 || device >= count) {
+        problem->kind = NO_SUCH_DEVICE;
+        return 0;
+    }
+    if (!enter(problem, device, &visit))
+        return 0;
+    if (ATTEMPT(problem, exchange_capture_mode, &mode)) {
+        int code = driver.call.stream_is_capturing(stream, &captured);
+        if (code == STREAM_CAPTURE_IMPLICIT) { /* the default stream waits for a stream that is captured */
+            attempt(&(struct problem){NONE, 0, 0}, INDEX_stream_is_capturing, code);
+            captured = 1;
+        } else if (attempt(problem, INDEX_stream_is_capturing, code) && !captured) {
+            code = driver.call.stream_query(stream);
+            done = code == STREAM_NOT_READY || attempt(problem, INDEX_stream_query, code);
+            if (code == STREAM_NOT_READY)
+                attempt(&(struct problem){NONE, 0, 0}, INDEX_stream_query, code);
+        }
+        (void)ATTEMPT(problem, exchange_capture_mode, &mode);
+    }
+    leave(problem, &visit);
+    return done && problem->kind == NONE;
+}

@@ -24,6 +24,8 @@ enum platform { HIP, CUDA };
     X(function_attribute, int, (int *, int, void *), "hipFuncGetAttribute", "cuFuncGetAttribute")            \
     X(exchange_capture_mode, int, (int *), "hipThreadExchangeStreamCaptureMode",                             \
       "cuThreadExchangeStreamCaptureMode")                                                                   \
+    X(stream_query, int, (void *), "hipStreamQuery", "cuStreamQuery")                                        \
+    X(stream_is_capturing, int, (void *, int *), "hipStreamIsCapturing", "cuStreamIsCapturing")              \
     X(device_count, int, (int *), "hipGetDeviceCount", "cuDeviceGetCount")                                   \
     X(get_device, int, (int *), "hipGetDevice", "cuCtxGetDevice")                                            \
     X(set_device, int, (int), "hipSetDevice", NULL)                                                          \
@@ -88,6 +90,9 @@ int is_bound(void);
 /* Asks for the number of devices once. Needs no GIL. */
 int count_devices(struct problem *problem);
 
+/* In both drivers, as all numbers of errors and modes here. */
+enum { CAPTURE_MODE_RELAXED = 2, STREAM_NOT_READY = 600, STREAM_CAPTURE_IMPLICIT = 906 };
+
 struct visit {
     int switched;
     int previous; /* HIP: the device to return to */
@@ -97,5 +102,9 @@ struct visit {
  * keeps the one that it is given. */
 int enter(struct problem *problem, int device, struct visit *visit);
 void leave(struct problem *problem, const struct visit *visit);
+
+/* Makes the driver submit what was launched on a stream of a device. 0 without an effect while the stream is captured
+ * into a graph, or with the problem. Needs no GIL. */
+int submit(struct problem *problem, int device, void *stream);
 
 #endif

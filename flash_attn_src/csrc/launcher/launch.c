@@ -4,9 +4,8 @@
 #include <stdlib.h>
 
 enum {
-    LEADING = 5,              /* device, stream, grid_x, grid_y, grid_z */
-    CAPTURE_MODE_RELAXED = 2, /* the same number in both drivers, as are all of these */
-    ATTRIBUTE_MAX_DYNAMIC_SHARED = 8,
+    LEADING = 5, /* device, stream, grid_x, grid_y, grid_z */
+    ATTRIBUTE_MAX_DYNAMIC_SHARED = 8, /* the same number in both drivers */
     CUDA_DEFAULT_SHARED = 48 * 1024 /* bytes a CUDA kernel may use before it has to ask for more */
 };
 

@@ -77,6 +77,33 @@ launcher_current_device(PyObject *module, PyObject *unused)
     return PyLong_FromLong(device);
 }
 
+PyDoc_STRVAR(submit_doc,
+             "submit(device, stream, /)\n--\n\n"
+             "Make the driver submit what was launched on a stream, without waiting for it. False, and nothing\n"
+             "is submitted, while the stream is captured into a graph. Raises DriverError.");
+
+static PyObject *
+launcher_submit(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    int device;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(arguments, "iK:submit", &device, &stream) || !is_bound())
+        return NULL;
+    struct problem problem = {NONE, 0, 0};
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = submit(&problem, device, (void *)(uintptr_t)stream);
+    Py_END_ALLOW_THREADS
+    if (problem.kind != NONE) {
+        char subject[64];
+        PyOS_snprintf(subject, sizeof(subject), "submit() on device %d", device);
+        raise_problem(&problem, subject);
+        return NULL;
+    }
+    return PyBool_FromLong(done);
+}
+
 static int
 create_types(void)
 {
@@ -114,6 +141,7 @@ static PyMethodDef module_methods[] = {
     {"bind", launcher_bind, METH_O, bind_doc},
     {"devices", launcher_devices, METH_NOARGS, devices_doc},
     {"current_device", launcher_current_device, METH_NOARGS, current_device_doc},
+    {"submit", launcher_submit, METH_VARARGS, submit_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ from flash_attn.runtime import jit, protocol, store
 from flash_attn.runtime.build_info import VERSION, build_command
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.store import KernelError
-from flash_attn.runtime.stored import StoreKernel
+from flash_attn.runtime.stored import StoreKernel, submit
 
 _warned: set[str] = set()
 
@@ -67,6 +67,9 @@ class Driver:
     def has_stored(self, name: str) -> bool:
         archive = self._archive()
         return archive is not None and name in archive.kernels
+
+    def submit(self) -> bool:
+        return submit(self.target, self.index)
 
     def run(self, launches: Sequence[Launch], tensors: protocol.Tensors) -> None:  # noqa: ARG002 - held until then
         for launch in launches:

@@ -50,6 +50,12 @@ class Device(Protocol):
     def has_stored(self, name: str) -> bool:
         """Whether the store has a kernel of this name."""
 
+    def submit(self) -> bool:
+        """Makes the driver submit what was launched on torch's current stream, without waiting for it.
+
+        False, and nothing is submitted, while the stream is captured into a graph.
+        """
+
     def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:
         """Runs planned launches of AMD's kernels, whose arguments hold the addresses of these tensors.
 

@@ -15,6 +15,7 @@ import torch
 from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.protocol import Grid, Kernel, Tensors
+from flash_attn.runtime.submissions import Piece, Submissions
 
 _ALIGNMENT = 4  # fp32 elements in the 16 bytes to which kernels expect some pointers to be aligned
 
@@ -58,8 +59,8 @@ class SlicedKernel:
     within: takes the operations of one program.
     """
 
-    def __init__(self, kernel: Kernel, variant: Variant, within: Callable[[int], int]) -> None:
-        self._kernel, self._within = kernel, within
+    def __init__(self, kernel: Kernel, variant: Variant, within: Callable[[int], int], submitted: Submissions) -> None:
+        self._kernel, self._within, self._submitted = kernel, within, submitted
         self._function = variant.operation.function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
         self.block_m, self.block_n = kernel.block_m, kernel.block_n
@@ -73,13 +74,18 @@ class SlicedKernel:
         operations, parts = _FUNCTIONS[self._function]
         size = self._within(operations(values))
         if grid[0] <= size:
-            self._kernel.launch(grid, tensors, numbers)
+            seconds = self._submitted.seconds * grid[0] / size
+            self._submitted.launch(self._kernel, (grid, tensors, numbers), seconds)
             return
-        for programs, offsets, changed in parts(values, size):
-            pointers = zip(POINTERS[self._function], tensors, strict=False)
-            moved = [_moved(tensor, offsets.get(name, 0), name) for name, tensor in pointers]
-            some = [changed.get(name, number) for name, number in zip(names, numbers, strict=True)]
-            self._kernel.launch((programs, 1, 1), moved, some)
+
+        def pieces() -> Iterator[Piece]:
+            for programs, offsets, changed in parts(values, size):
+                pointers = zip(POINTERS[self._function], tensors, strict=False)
+                moved = [_moved(tensor, offsets.get(name, 0), name) for name, tensor in pointers]
+                some = [changed.get(name, number) for name, number in zip(names, numbers, strict=True)]
+                yield (programs, 1, 1), moved, some
+
+        self._submitted.launch_apart(self._kernel, self._function, pieces())
 
 
 def _decode_operations(numbers: Numbers) -> int:

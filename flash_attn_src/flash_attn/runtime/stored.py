@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from flash_attn.runtime import store
+from flash_attn.runtime.environment import MAX_LAUNCH_SECONDS
+from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
 
 # torch's current stream of a device, as the driver knows it.
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
+
+
+# What both drivers answer after the system has reset the GPU, and CUDA's of a launch that took too long.
+_LOST = (719, 702)
+
+
+def launcher(target: str) -> Any:
+    """The launcher module, bound to the driver of a target's maker. Raises KernelError, or RuntimeError without one."""
+    try:
+        from flash_attn import _launcher
+    except ImportError as error:
+        raise KernelError(f"the launcher does not load ({error}): reinstall the wheel") from error
+    _launcher.bind("cuda" if target.startswith("sm_") else "hip")
+    return _launcher
+
+
+def submit(target: str, index: int) -> bool:
+    """See `protocol.Device.submit`, for the device with torch's index."""
+    module = launcher(target)
+    try:
+        done: bool = module.submit(index, _current_stream(index))
+    except RuntimeError as error:
+        explain(error)
+        raise
+    return done
+
+
+def explain(error: RuntimeError) -> None:
+    """Raises an error of a lost GPU with its likely cause, on a system that resets a GPU whose kernel runs too long."""
+    if getattr(error, "code", None) in _LOST and PLATFORM.launch_seconds is not None:
+        raise RuntimeError(
+            f"{error}. Windows resets a GPU whose kernel runs for two seconds, and then every call fails until Python "
+            f"starts again. Set {MAX_LAUNCH_SECONDS}={PLATFORM.launch_seconds / 5} before Python starts: flash_attn "
+            f"then launches long kernels in smaller pieces (now {PLATFORM.launch_seconds} s by an estimate)"
+        ) from error
 
 
 class StoreKernel:
@@ -19,13 +57,8 @@ class StoreKernel:
     __slots__ = ("_index", "_launch", "block_m", "block_n", "num_xcds", "takes_sinks")
 
     def __init__(self, archive: store.Store, name: str, index: int, *, takes_sinks: bool = False) -> None:
-        try:
-            from flash_attn import _launcher
-        except ImportError as error:
-            raise KernelError(f"the launcher does not load ({error}): reinstall the wheel") from error
         entry = archive.kernels[name]
-        _launcher.bind("cuda" if archive.target.startswith("sm_") else "hip")
-        kernel = _launcher.Kernel(
+        kernel = launcher(archive.target).Kernel(
             archive.image(name), entry["symbol"], entry["params"], entry["shared"], entry["threads"], name
         )
         self._index = index
@@ -40,11 +73,19 @@ class StoreKernel:
     ) -> None:
         """See `device.Kernel.launch`. The caller's tensors hold the memory until the driver has taken the launch; a
         later allocation on the same stream cannot overtake it."""
-        self._launch(
-            self._index, _current_stream(self._index), *grid,
-            *[None if tensor is None else tensor.data_ptr() for tensor in tensors], *numbers,
-        )  # fmt: skip
+        try:
+            self._launch(
+                self._index, _current_stream(self._index), *grid,
+                *[None if tensor is None else tensor.data_ptr() for tensor in tensors], *numbers,
+            )  # fmt: skip
+        except RuntimeError as error:
+            explain(error)
+            raise
 
     def launch_planned(self, grid: tuple[int, int, int], argument: bytes) -> None:
         """Launches a kernel of Composable Kernel with its one argument. The caller holds the tensors in it."""
-        self._launch(self._index, _current_stream(self._index), *grid, argument)
+        try:
+            self._launch(self._index, _current_stream(self._index), *grid, argument)
+        except RuntimeError as error:
+            explain(error)
+            raise

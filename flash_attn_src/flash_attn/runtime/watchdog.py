@@ -1,8 +1,8 @@
 """Long launches in pieces, for systems that reset a GPU whose kernel runs too long, as Windows does after two seconds.
 
 A piece is a range of the programs of one grid, so the results are the same bit for bit. Kernels without a first program
-take a part of the sequences, heads or rows instead (`slices`). The time of a launch is estimated from the shapes of the
-call and from the GPU: see `Gpu.programs`.
+take a part of the sequences, heads or rows instead (`slices`). Each piece is submitted alone (`submissions`). The time
+of a launch is estimated from the shapes of the call and from the GPU: see `Gpu.programs`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from flash_attn.kernels import targets
 from flash_attn.kernels.flags import CHUNK_BITS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import environment, slices
+from flash_attn.runtime import environment, slices, submissions
 from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.protocol import Device, Grid, Kernel, Tensors
+from flash_attn.runtime.submissions import Submissions
 
 # Cycles of full speed that every compute unit is supposed to reach in a second: a quarter of 2 GHz, because small GPUs
 # are slowed down by heat and memory.
@@ -59,14 +60,14 @@ class Gpu:
 class PiecewiseKernel:
     """A kernel whose launches take at most about `seconds` each. Otherwise it is the kernel that it is made from."""
 
-    def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, seconds: float) -> None:
+    def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, submitted: Submissions) -> None:
         function = variant.operation.function
         names = (
             *ARGUMENTS[function],
             *(BIAS_ARGUMENTS if variant.takes("stride_sb") else ()),
             *(LIST_ARGUMENTS if variant.takes("lists_b") else ()),
         )
-        self._kernel, self._gpu, self._seconds = kernel, gpu, seconds
+        self._kernel, self._gpu, self._submitted = kernel, gpu, submitted
         self._function = function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
         self._places = {name: place - len(names) for place, name in enumerate(names)}
@@ -76,19 +77,25 @@ class PiecewiseKernel:
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `protocol.Kernel.launch`."""
         programs, size = grid[0], self.programs_within(numbers)
+        seconds = self._submitted.seconds
         if programs <= size:
-            self._kernel.launch(grid, tensors, numbers)
+            self._submitted.launch(self._kernel, (grid, tensors, numbers), seconds * programs / size)
             return
         if programs > _MAX_PROGRAMS:
             raise ValueError(
-                f"{self._function}: {programs} programs are too many for pieces of {self._seconds} s, which take up to "
+                f"{self._function}: {programs} programs are too many for pieces of {seconds} s, which take up to "
                 f"{_MAX_PROGRAMS}: pass fewer sequences or heads at once"
             )
+        pieces = (
+            ((min(size, programs - first), *grid[1:]), tensors, self._beginning(first, numbers))
+            for first in range(0, programs, size)
+        )
+        self._submitted.launch_apart(self._kernel, self._function, pieces)
+
+    def _beginning(self, first: int, numbers: Sequence[int | float]) -> tuple[int | float, ...]:
+        """The numbers of a piece that begins with this program."""
         place = len(numbers) + self._places["chunk"]
-        for first in range(0, programs, size):
-            chunk = int(numbers[place]) | first << CHUNK_BITS
-            piece = (*numbers[:place], chunk, *numbers[place + 1 :])
-            self._kernel.launch((min(size, programs - first), *grid[1:]), tensors, piece)
+        return (*numbers[:place], int(numbers[place]) | first << CHUNK_BITS, *numbers[place + 1 :])
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
         """How many programs a launch may have. Their time is estimated as if every program had the longest sequence."""
@@ -99,7 +106,7 @@ class PiecewiseKernel:
         else:
             pairs = self.block_m * min(seqlen_k, left + right + self.block_m)
         flops = 2 * _PRODUCTS[self._function] * max(pairs, 1) * head_dim * self._unit
-        return self._gpu.programs(self._seconds, flops)
+        return self._gpu.programs(self._submitted.seconds, flops)
 
 
 def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
@@ -119,6 +126,7 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
         return kernel
     rate = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
     gpu = Gpu(rate * CYCLES_PER_SECOND, device.compute_units)
+    submitted = submissions.of(device, seconds)
     if function in slices.NUMBERS:
-        return slices.SlicedKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops))
-    return PiecewiseKernel(kernel, variant, gpu, seconds)
+        return slices.SlicedKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops), submitted)
+    return PiecewiseKernel(kernel, variant, gpu, submitted)
