@@ -25,6 +25,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | publish | home, products, index, which, measured | package indexes, the page to choose a wheel on |
 | publish | coverage, figures, report, hardware | tables and figures of the docs |
 | publish | tryout, settings | whether the index serves, and the repository is set up |
+| publish | emulation | what a wheel does on an emulated GPU |
 | cli | build, kernels, wheels, pins, release, matrix, options | what people and workflows run |
 """
 

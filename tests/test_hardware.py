@@ -189,6 +189,7 @@ FALSE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (put("checks", 0, "ok", value=1), "checks/0/ok"),
     (put("checks", 0, "limits", value=[0.1, 10**400]), "checks/0/limits/1"),
     (put("more", value=1), "'more' is unknown"),
+    (put("machine", "emulator", value="rocjitsu"), "emulated this GPU: such a run is no run on hardware"),
     (put("wheel", "damaged", value=["x"] * 10_001), "wheel/damaged: list of 10001"),
 ]
 # Text that a page would render as something else, or that is not valid in any field.

@@ -17,7 +17,7 @@ import fake_parts
 import pytest
 import wheelhouse
 
-from rocm_wheels import packages
+from rocm_wheels import package_modules, packages
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.matrix import cells, locks, plan, versions
 from rocm_wheels.matrix.machine import Machine
@@ -401,6 +401,16 @@ def test_a_run_of_tests_counts_with_its_report(tmp_path: Path, status: int, writ
             verify._tests(python, tmp_path, "tests")
 
 
+def test_no_test_report_is_written_under_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    before = path.with_name(f"{path.name}.verdict.json").read_bytes()
+    platform = package_modules.module("runtime.platform").PLATFORM
+    monkeypatch.setattr(type(platform), "emulator", lambda _: "rocjitsu")
+    with pytest.raises(VerifyFailed, match="rocjitsu emulates the GPU of this process"):
+        verify.verify(path, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
+    assert path.with_name(f"{path.name}.verdict.json").read_bytes() == before
+
+
 def test_wheel_tests_import_nothing_of_the_repository() -> None:
     for path in verify.WHEEL_TESTS.glob("*.py"):
         assert "rocm_wheels" not in path.read_text().replace("rocm_wheels authors", ""), path.name
@@ -436,3 +446,14 @@ def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
     assert stages["code objects"].status == "failed"
     assert stages["code objects"].details["bytes"] == {"gfx90a": stores["gfx90a"].stat().st_size}
     assert stages["import"].status == "not run: no test was collected"
+    done = subprocess.run(
+        [*command, "--minutes", "0.00001", str(verify.WHEEL_TESTS / "test_contents.py")],
+        env={**verify.clean_environment(), "PYTHONPATH": str(site), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert {(test["outcome"], test["reason"]) for test in found["tests"]} == {("skipped", "1e-05 minutes are over")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from helpers import Device, devices
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--report", type=Path, help="write outcomes and measurements to this JSON file")
+    parser.addoption("--minutes", type=float, help="skip the tests that have not begun after so many minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,6 +28,21 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("flash_attn is not installed here: pip install the wheel first", returncode=4)
     if report := config.getoption("--report"):
         config.pluginmanager.register(_Report(report), "flash_attn_report")
+    if minutes := config.getoption("--minutes"):
+        config.pluginmanager.register(_Limit(minutes), "flash_attn_limit")
+
+
+class _Limit:
+    """Skips tests once the time of the run is over."""
+
+    def __init__(self, minutes: float) -> None:
+        self.reason = f"{minutes:g} minutes are over"
+        self.deadline = time.monotonic() + 60 * minutes
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() > self.deadline:
+            pytest.skip(self.reason)
 
 
 class _Report:

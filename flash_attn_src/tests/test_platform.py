@@ -50,6 +50,21 @@ def test_the_gpu_runtimes_of_this_process(tmp_path: Path, monkeypatch: pytest.Mo
     assert PLATFORM.libraries() == [str(real)]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="rocjitsu runs on Linux alone")
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/env/_rocm_sdk_devel/lib/librocjitsu.so", "rocjitsu"),
+        ("/my sdk/librocjitsu_kmd.so", "rocjitsu"),
+        ("/lib/libc.so.6", ""),
+    ],
+)
+def test_the_emulator_of_this_process(path: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "maps").write_text(f"7f00-7f01 r-xp 0 00:00 1   {path}\n")
+    monkeypatch.setattr("flash_attn.runtime.platform.linux._MAPS", tmp_path / "maps")
+    assert (PLATFORM.emulator(), Windows().emulator()) == (name, "")
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "rows.json"
     files.write_whole(path, "old \N{GREEK SMALL LETTER ALPHA}")

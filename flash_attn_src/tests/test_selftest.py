@@ -350,10 +350,54 @@ def test_a_silent_step_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[0]["failure"] == "it printed nothing for 0.5 s"
 
 
+def test_no_step_begins_after_its_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = worker.steps(True, 2)[:3]
+    monkeypatch.setattr(command, "steps", lambda *_: steps)
+    lines = [line for step in steps for line in ({"begin": step.name}, {"check": step.name, "ok": True})]
+    clock = iter((0.0, 1.0, 59.0, 61.0))
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(command, "_worker", lambda *_: iter(lines))
+    done, trouble = command.run("cpu", minutes=1)
+    assert [line["check"] for line in done] == [step.name for step in steps[:2]]
+    assert trouble == "1 minutes are over: 1 of 3 steps did not run"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="rocjitsu runs on Linux alone")
+def test_an_emulated_gpu_is_named_and_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator's library is preloaded, as its command line does it. Any library of that name stands for it."""
+    compiled = next(Path(torch.__file__).parent.glob("lib/libshm.so"))
+    copied = tmp_path / "librocjitsu.so"
+    copied.write_bytes(compiled.read_bytes())
+    code = (
+        "import json; from flash_attn.diagnosis.selftest import machine, worker;"
+        " shapes = [step.name for step in worker.steps(False, 2) if not hasattr(step.what, 'group')];"
+        " print(json.dumps([machine.facts(None).get('emulator'), len(shapes)]))"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(_SOURCE), "LD_LIBRARY_PATH": str(compiled.parent)}
+    found = {}
+    for preloaded in ("", str(copied)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**variables, "LD_PRELOAD": preloaded},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found[bool(preloaded)] = json.loads(done.stdout)
+    assert found == {False: [None, len(cases.SPEEDS)], True: ["rocjitsu", 0]}
+    monkeypatch.setattr(type(command.PLATFORM), "emulator", lambda _: "rocjitsu")
+    given: list[Any] = []
+    monkeypatch.setattr(command, "steps", lambda on_cpu, repeats: given.append((on_cpu, repeats)) or [])
+    command.run("0")
+    assert given == [(False, cases.CPU_REPEATS)]
+
+
 def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, words in (
         (["--gpu", "7"], "--gpu 7: torch sees "),
         (["--repeats", "1"], "--repeats 1: two runs are the fewest"),
+        (["--minutes", "0"], "--minutes 0: give a number above 0"),
         (["--json", str(tmp_path / "none" / "x.json")], "none/x.json: No such file or directory, give a file that can"),
         (["--json", str(tmp_path)], ": Is a directory, give a file that can"),
     ):

@@ -52,6 +52,20 @@ def add_verbs(verbs: Any) -> None:
     add_cache(benchmark)
     benchmark.set_defaults(run=_benchmark)
 
+    emulate = verbs.add_parser("emulate", help="test a universal wheel on a GPU that AMD's rocjitsu emulates")
+    emulate.add_argument("target", metavar="GFX", help="the GPU to emulate: gfx942, gfx1100, ...")
+    emulate.add_argument("--wheel", type=Path, metavar="FILE", help="(default: the newest release's universal wheel)")
+    emulate.add_argument(
+        "--minutes", type=float, default=90, metavar="N", help="for the selftest, and as many for the tests (90)"
+    )
+    emulate.add_argument(
+        "--out", type=Path, default=Path("build/emulated"), metavar="DIR", help="for the result (build/emulated)"
+    )
+    emulate.add_argument("--summary", type=Path, metavar="FILE", help="add the result to this file, as Markdown")
+    emulate.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
+    emulate.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
+    emulate.set_defaults(run=_emulate)
+
     merge = verbs.add_parser("merge", help="move the files of several artifacts into one directory")
     merge.add_argument("source", type=Path, help="directory that contains one directory per artifact")
     merge.add_argument(
@@ -112,6 +126,29 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     for result in benchmark.run(arguments.wheel, cache=cache_of(arguments), output=arguments.out):
         print(result)
     return 0
+
+
+@packages_of("build")
+def _emulate(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import emulation, tryout
+    from rocm_wheels.publish.home import Home
+
+    wheel = [str(arguments.wheel)]
+    if arguments.wheel is None:
+        site = Home.of(repository=arguments.repo, url=arguments.url).url
+        listing = tryout.listing(site)
+        if listing is None:
+            print(f"{site}: nothing is published yet")
+            return 0
+        newest = tryout.newest_universal(listing, site)
+        wheel = [f"flash_attn=={newest['version']}", "--extra-index-url", f"{site}{newest['index']}"]
+    result = emulation.run(arguments.target, wheel, minutes=arguments.minutes, output=arguments.out.absolute())
+    text = emulation.summary(result)
+    print(text)
+    if arguments.summary is not None:
+        with arguments.summary.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+    return 0 if emulation.ok(result) else 1
 
 
 def _merge(arguments: argparse.Namespace) -> int:

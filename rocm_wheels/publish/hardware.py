@@ -207,6 +207,8 @@ def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: WheelFile) ->
 
 
 def _check_machine(say: _Complaint, machine: Mapping[str, Any], wheel: Mapping[str, Any], versions: Versions) -> None:
+    if emulator := machine.get("emulator"):
+        raise say("machine/emulator", emulator, "emulated this GPU: such a run is no run on hardware")
     target = machine["target"]
     if target not in versions.targets or versions.targets[target].is_generic:
         raise say("machine/target", target, "is no AMD GPU that a wheel is for")

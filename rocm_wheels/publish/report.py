@@ -50,6 +50,7 @@ _MACHINE = Form(
     {
         "memory_mib": number(whole=True),
         "compute_units": number(most=1e5, whole=True),
+        "emulator": _NAME,
         "system": _FREE,
         "cuda": none_or(_VERSION),
         "triton": table(_NAME, _VERSION, 8),

@@ -35,7 +35,7 @@ def run(site: str, *, installer: str, python: str, torch_index: str = f"{TORCH_I
     Raises DataError if the site or its universal wheel is missing, VerifyFailed with the log of the command that
     failed.
     """
-    summary = _summary(site)
+    summary = listing(site)
     if summary is None:
         return f"{site}: nothing is published yet"
     wheel = newest_universal(summary, site)
@@ -69,8 +69,11 @@ def newest_universal(summary: dict[str, Any], site: str) -> dict[str, Any]:
     return max(found, key=lambda wheel: (version_key(wheel["flash_attn"])[:3], -len(wheel["flash_attn"])))
 
 
-def _summary(site: str) -> dict[str, Any] | None:
-    """The content of metadata.json; None if it does not exist and is not expected yet, before the first release."""
+def listing(site: str) -> dict[str, Any] | None:
+    """The content of metadata.json; None if it does not exist and is not expected yet, before the first release.
+
+    Raises DataError if it cannot be read.
+    """
     try:
         with urllib.request.urlopen(f"{site}metadata.json", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)

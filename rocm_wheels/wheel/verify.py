@@ -23,6 +23,7 @@ from rocm_wheels import packages
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.matrix import locks, versions
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
+from rocm_wheels.package_modules import module
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import combinations, contents, interpreters
 from rocm_wheels.wheel import verdict as verdicts
@@ -66,8 +67,13 @@ def verify(
     `combinations.of` lists the Pythons and torches; `every` requests all of them. Wheels in `beside` are installed and
     tested too. With `require_gpu`, torch comes from the ROCm index, else VerifyFailed at once, and the selftest runs
     too. New environments are created in `work`/envs. Raises VerifyFailed, after the report is written, with the names
-    of the failing tests or the installer's message; MissingTool without uv or Python.
+    of the failing tests or the installer's message, and at once under an emulator; MissingTool without uv or Python.
     """
+    if emulator := module("runtime.platform").PLATFORM.emulator():
+        raise VerifyFailed(
+            f"{emulator} emulates the GPU of this process, and a test report names hardware alone",
+            remedy="Run it without the emulator; `python -m rocm_wheels emulate` tests a wheel under it.",
+        )
     first, *others = combinations.of(plan, versions.load(), interpreters.found, every=every)
     python = interpreters.find(first.python)
     source = torch_source(first, require_gpu=require_gpu)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +23,10 @@ from typing import IO, Any, cast
 from flash_attn.diagnosis.console import accept_every_character
 from flash_attn.diagnosis.selftest import cases, report, wheel
 from flash_attn.diagnosis.selftest.worker import private, steps
+from flash_attn.runtime.platform import PLATFORM
 
 _SILENCE_SECONDS = 300  # of a step; Triton may compile a kernel in it
+_EMULATED_SILENCE_SECONDS = 3600  # of a step on an emulated GPU
 _DEATHS = 3  # of the worker, before the run ends
 _SHOWN_EVERY = 10
 
@@ -39,9 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--repeats", type=int, metavar="N",
         help=f"runs of the forward whose bits must not change ({cases.REPEATS} on a GPU, {cases.CPU_REPEATS} on a CPU)",
     )  # fmt: skip
+    parser.add_argument("--minutes", type=float, metavar="N", help="begin no step after so many minutes (no limit)")
     arguments = parser.parse_args(argv)
     if arguments.repeats is not None and arguments.repeats < 2:
         parser.error(f"--repeats {arguments.repeats}: two runs are the fewest that can be compared, give 2 or more")
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        parser.error(f"--minutes {arguments.minutes:g}: give a number above 0, or leave it out for no limit")
     # Imported here: the help is printed without torch.
     import torch
 
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("torch sees no GPU" if not count else "on the CPU, as asked", end="")
         print(": fewer checks, no speed of a GPU. `python -m flash_attn.doctor` says what is wrong", file=sys.stdout)
 
-    lines, trouble = run("cpu" if gpu is None else str(gpu), arguments.repeats)
+    lines, trouble = run("cpu" if gpu is None else str(gpu), arguments.repeats, arguments.minutes)
     found = report.build(
         machine.facts(gpu),
         wheel.facts() | {"gpu_backend": info["gpu_backend"]},
@@ -72,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(report.table(found), flush=True)
     path.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"\n{'everything is right' if found['ok'] else 'something is wrong'}; the report is in {path}")
-    if gpu is not None:
+    if gpu is not None and not PLATFORM.emulator():
         address = wheel.repository()
         where = f"{address}/{report.FORM}" if address else "an issue of the repository, form 'It ran on my GPU'"
         print(f"Please send it: paste it into {where}")
@@ -92,12 +99,13 @@ def _unwritable(path: Path) -> str:
     return ""
 
 
-def run(gpu: str, repeats: int | None = None) -> tuple[list[dict[str, Any]], str]:
-    """The lines of all steps, and the reason why the run ended early, or "".
+def run(gpu: str, repeats: int | None = None, minutes: float | None = None) -> tuple[list[dict[str, Any]], str]:
+    """The lines of all steps, and the reason why the run ended early, or "". minutes: no step begins after them.
 
     A step that ends the process counts as failed, and a new process continues after it.
     """
-    repeats = repeats or (cases.CPU_REPEATS if gpu == "cpu" else cases.REPEATS)
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    repeats = repeats or (cases.CPU_REPEATS if gpu == "cpu" or PLATFORM.emulator() else cases.REPEATS)
     planned = steps(gpu == "cpu", repeats)
     lines: list[dict[str, Any]] = []
     deaths = 0
@@ -106,7 +114,11 @@ def run(gpu: str, repeats: int | None = None) -> tuple[list[dict[str, Any]], str
         for line in _worker(gpu, len(lines), repeats):
             if "end" in line:
                 end = line["end"]
-            elif "begin" not in line:
+            elif "begin" in line:
+                if time.monotonic() > deadline:
+                    left = len(planned) - len(lines)
+                    return lines, f"{minutes:g} minutes are over: {left} of {len(planned)} steps did not run"
+            else:
                 lines.append(line)
                 _progress(len(lines), len(planned))
         if len(lines) < len(planned):
@@ -130,6 +142,7 @@ def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip), str(repeats)]
     words: list[str] = []
     silent = threading.Event()
+    patience = _EMULATED_SILENCE_SECONDS if PLATFORM.emulator() else _SILENCE_SECONDS
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
@@ -141,12 +154,12 @@ def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
             silent.set()
             process.kill()
 
-        watch = threading.Timer(_SILENCE_SECONDS, stop)
+        watch = threading.Timer(patience, stop)
         watch.start()
         try:
             for text in lines:
                 watch.cancel()
-                watch = threading.Timer(_SILENCE_SECONDS, stop)
+                watch = threading.Timer(patience, stop)
                 watch.start()
                 with suppress(ValueError):  # the last line may be incomplete if the process died
                     yield json.loads(text)
@@ -156,7 +169,7 @@ def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
             process.kill()
             listener.join()
     if silent.is_set():
-        yield {"end": f"it printed nothing for {_SILENCE_SECONDS} s"}
+        yield {"end": f"it printed nothing for {patience} s"}
     elif code:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         last = private(words[-1].strip()) if words else ""

@@ -45,7 +45,10 @@ def architecture(index: int) -> str:
 
 
 def facts(index: int | None) -> dict[str, Any]:
-    """The machine part of a report. `index` is the number of the GPU, None for the CPU."""
+    """The machine part of a report. `index` is the number of the GPU, None for the CPU.
+
+    "emulator" is there only if the GPU is emulated: the GPU's name and target are then the emulator's words.
+    """
     found: dict[str, Any] = {
         "device": "CPU",
         "target": "cpu",
@@ -62,6 +65,8 @@ def facts(index: int | None) -> dict[str, Any]:
             "memory_mib": properties.total_memory >> 20,
             "compute_units": properties.multi_processor_count,
         }
+    if emulator := PLATFORM.emulator():
+        found["emulator"] = emulator
     return found | {
         "driver": PLATFORM.gpu_driver(),
         "system": platform.platform(),

@@ -37,11 +37,12 @@ def table(report: Mapping[str, Any]) -> str:
     """The report as lines."""
     machine, wheel = report["machine"], report["wheel"]
     label = f"+{wheel['label']}" if wheel["label"] else ""
+    emulated = f", emulated by {machine['emulator']}" if "emulator" in machine else ""
     kind = f"HIP {machine['hip']}" if machine["hip"] else f"CUDA {machine['cuda']}" if machine["cuda"] else "CPU build"
     lines = [
         f"{'flash_attn':<14}{wheel['version']}{label}, backend {wheel['gpu_backend']}",
         f"{'torch':<14}{machine['torch']}, {kind}",
-        f"{'device':<14}{machine['device']}, {machine['architecture']}",
+        f"{'device':<14}{machine['device']}, {machine['architecture']}{emulated}",
         "",
         f"{'checks':<14}{'passed':>16}{'worst error':>16}  (of what is allowed)",
         *(_group(group, report["checks"]) for group in cases.GROUPS),

@@ -75,5 +75,9 @@ class Platform(ABC):
         """The memory that programs can get, in MiB; 0 if the system does not tell."""
 
     @abstractmethod
+    def emulator(self) -> str:
+        """The name of the emulator that stands for the GPU in this process: "rocjitsu"; "" if there is none."""
+
+    @abstractmethod
     def gpu_driver(self) -> str:
         """The version of the GPU's driver, with the GPU's name if the system tells it; "" if it tells neither."""

@@ -12,6 +12,7 @@ from flash_attn.runtime.platform.base import Platform
 _WSL_GPU = Path("/dev/dxg")  # the device of WSL (Linux in Windows) that replaces /dev/kfd
 _MAPS = Path("/proc/self/maps")
 _MEMORY = Path("/proc/meminfo")
+_EMULATOR = "rocjitsu"  # AMD's; it puts its library, librocjitsu.so or librocjitsu_kmd.so, into LD_PRELOAD
 _DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
 
 
@@ -32,9 +33,10 @@ class Linux(Platform):
         source.replace(target)
 
     def libraries(self) -> list[str]:
-        lines = [line.split(maxsplit=5) for line in _read(_MAPS).splitlines()]
-        paths = {fields[5] for fields in lines if len(fields) == 6 and self.is_gpu_library(fields[5])}
-        return sorted({str(Path(path).resolve()) for path in paths})
+        return sorted({str(Path(path).resolve()) for path in _mapped() if self.is_gpu_library(path)})
+
+    def emulator(self) -> str:
+        return _EMULATOR if any(Path(path).name.startswith(f"lib{_EMULATOR}") for path in _mapped()) else ""
 
     def user(self) -> str:
         groups = ", ".join(_group(number) for number in os.getgroups())
@@ -52,6 +54,12 @@ class Linux(Platform):
 
     def gpu_driver(self) -> str:
         return next((text.splitlines()[0].strip() for path in _DRIVERS if (text := _read(path).strip())), "")
+
+
+def _mapped() -> set[str]:
+    """The files that are mapped into this process."""
+    lines = (line.split(maxsplit=5) for line in _read(_MAPS).splitlines())
+    return {fields[5] for fields in lines if len(fields) == 6}
 
 
 def _user(number: int) -> str:

@@ -52,6 +52,9 @@ class Windows(Platform):
         status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
         return int(status.available >> 20) if _kernel32().GlobalMemoryStatusEx(ctypes.byref(status)) else 0
 
+    def emulator(self) -> str:
+        return ""  # rocjitsu runs on Linux alone
+
     def gpu_driver(self) -> str:
         import winreg
 
