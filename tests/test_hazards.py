@@ -45,6 +45,7 @@ MFMA_908 = "v_mfma_f32_32x32x8f16 a[0:15], v[16:17], v[18:19], a[0:15]"
 SMALL = "v_mfma_f32_16x16x16_f16 v[0:3], v[16:17], v[18:19], v[0:3]"
 WMMA_1250 = "v_wmma_f32_16x16x32_bf16 v[0:7], v[16:23], v[24:31], v[0:7]"
 M0 = "s_mov_b32 m0, s1"
+CMPX = "v_cmpx_gt_f32_e32 vcc, v1, v2"
 SELECT = "v_cndmask_b32_e32 v1, v2, v3, vcc_lo"
 
 # Rule -> target, first instruction, second instruction, wait states that are needed between them.
@@ -105,6 +106,54 @@ PLANTED = [
     ("EXEC, v_readlane", "gfx942", "v_cmpx_eq_u32_e32 vcc, v1, v2", "v_readlane_b32 s5, v3, 4", 4),
     ("EXEC, v_readlane", "gfx90a", "v_cmpx_eq_u32_e32 vcc, v1, v2", MFMA.replace("_f16", "f16"), 4),
     ("lanes of permlane swap", "gfx950", "v_mov_b32_e32 v1, v2", "v_permlane32_swap_b32 v1, v3", 2),
+    ("v_cmpx, permlane swap", "gfx950", CMPX, "v_permlane32_swap_b32_e32 v3, v4", 4),
+    ("v_cmpx, permlane swap", "gfx950", CMPX, "v_permlane16_swap_b32_e32 v3, v4", 4),
+    ("VALU writes a part", "gfx942", "v_cvt_sr_fp8_f32 v1, v2, v3 op_sel:[0,0,1,0]", "v_add_f32_e32 v4, v1, v1", 1),
+    ("VALU writes a part", "gfx942", "v_cvt_sr_bf8_f32 v1, v2, v3 op_sel:[0,0,0,1]", "v_mov_b32_e32 v1, v5", 1),
+    (
+        "VALU writes a part",
+        "gfx950",
+        "v_cvt_pk_fp8_f32 v1, v2, v3 op_sel:[0,0,1]",
+        "v_pk_mul_f32 v[4:5], v[0:1], v[6:7]",
+        1,
+    ),
+    ("conversion to FP8 or FP4", "gfx950", "v_cvt_scalef32_pk_fp4_f32 v1, v2, v3, v4", "v_add_f32_e32 v5, v1, v1", 1),
+    ("conversion to FP8 or FP4", "gfx950", "v_cvt_scalef32_pk_fp8_f16 v1, v2, v3", "v_pk_add_u16 v1, v1, v6", 1),
+    (
+        "conversion to FP8 or FP4",
+        "gfx950",
+        "v_cvt_scalef32_sr_pk_fp4_f32 v1, v[2:3], v4, v5",
+        "v_mov_b32_e32 v1, v6",
+        1,
+    ),
+    ("conversion to FP8 or FP4", "gfx950", "v_cvt_scalef32_sr_bf8_f32 v1, v2, v3, v4", "v_add_f32_e32 v5, v1, v1", 1),
+    # `v_cvt_pk_fp8_f32` keeps a half of its destination, so it reads the destination.
+    ("another VALU reads it", "gfx942", "v_exp_f32_e32 v1, v2", "v_cvt_pk_fp8_f32 v1, v3, v4", 1),
+    (
+        "loads of a clause",
+        "gfx90a",
+        "global_load_dwordx2 v[0:1], v[0:1], off",
+        "global_load_dwordx2 v[2:3], v[2:3], off",
+        1,
+    ),
+    (
+        "loads of a clause",
+        "gfx942",
+        "buffer_load_dword v1, v2, s[4:7], 0 offen",
+        "buffer_load_dword v2, v3, s[4:7], 0 offen",
+        1,
+    ),
+    ("loads of a clause", "gfx950", "global_load_dword v9, v[0:1], off", "flat_load_dword v3, v[8:9]", 1),
+    ("loads of a clause", "gfx90a", "global_load_dword v9, v[0:1], off", "global_store_dword v[2:3], v4, off", 1),
+    ("loads of a clause", "gfx908", "global_load_dword v9, v[0:1], off", "global_load_short_d16_hi v5, v[2:3], off", 1),
+    (
+        "scalar loads of a clause",
+        "gfx942",
+        "s_load_dwordx2 s[4:5], s[0:1], 0x0",
+        "s_load_dwordx2 s[0:1], s[2:3], 0x0",
+        1,
+    ),
+    ("scalar loads of a clause", "gfx1010", "s_load_dword s4, s[0:1], 0x0", "s_load_dwordx2 s[0:1], s[2:3], 0x8", 1),
     ("VALU writes VGPR, MFMA", "gfx90a", "v_mov_b32_e32 v16, v60", MFMA, 2),
     ("dot product", "gfx942", "v_dot2_f32_f16 v1, v2, v3, v4", "v_add_f32_e32 v5, v1, v6", 3),
     ("reads as A or B", "gfx90a", MFMA, "v_mfma_f32_32x32x8_f16 v[32:47], v[0:1], v[18:19], v[32:47]", 19),
@@ -137,7 +186,27 @@ PLANTED = [
     ("VALU, memory or LDS reads", "gfx942", SMALL, "ds_write_b32 v9, v3", 7),
     ("VALU, memory or LDS reads", "gfx90a", SMALL, "global_store_dword v9, v3, s[2:3]", 11),
     ("VALU, memory or LDS reads", "gfx950", MFMA_950, "v_add_f32_e32 v20, v15, v21", 12),
-    ("MFMA writes, VALU overwrites", "gfx942", MFMA.replace("v[0:15]", "v[32:47]", 1), "v_mov_b32_e32 v40, 0", 11),
+    (
+        "MFMA writes, VALU, memory or LDS overwrites",
+        "gfx942",
+        MFMA.replace("v[0:15]", "v[32:47]", 1),
+        "v_mov_b32_e32 v40, 0",
+        11,
+    ),
+    ("MFMA writes, VALU, memory or LDS overwrites", "gfx942", SMALL, "global_load_dword v3, v[40:41], off", 7),
+    ("MFMA writes, VALU, memory or LDS overwrites", "gfx90a", SMALL, "ds_read_b64 v[2:3], v40", 11),
+    (
+        "MFMA writes, VALU, memory or LDS overwrites",
+        "gfx950",
+        MFMA_950,
+        "buffer_load_dwordx4 v[12:15], v40, s[4:7], 0 offen",
+        12,
+    ),
+    # A load of 16 bits keeps the other half, so it reads its destination too.
+    ("LDS reads", "gfx942", SMALL, "ds_read_u16_d16_hi v3, v40", 7),
+    ("LDS reads", "gfx90a", SMALL, "buffer_load_short_d16 v3, v40, s[4:7], 0 offen", 11),
+    ("LDS overwrites it", "gfx942", MFMA.replace("v[0:15]", "v[32:47]", 1), "ds_read_b32 v3, v60", 7),
+    ("LDS overwrites it", "gfx90a", MFMA.replace("v[0:15]", "v[32:47]", 1), "global_load_dword v3, v50, s[2:3]", 15),
     ("MFMA accumulates on VGPR", "gfx942", MFMA.replace("v[0:15]", "v[32:47]", 1), "v_mov_b32_e32 v3, 0", 7),
     ("v_accvgpr_read reads", "gfx908", MFMA_908, "v_accvgpr_read_b32 v2, a15", 18),
     ("accumulates on a part", "gfx908", MFMA_908, MFMA_908.replace("a[0:15]", "a[4:19]"), 16),
@@ -246,6 +315,18 @@ def test_every_rule_is_planted() -> None:
         ("gfx1100", "v_exp_f32_e32 v1, v2\nv_exp_f32_e32 v5, v6\nv_exp_f32_e32 v7, v8\nv_add_f32_e32 v3, v1, v4"),
         ("gfx1201", "v_exp_f32_e32 v1, v2\nv_add_f32_e32 v3, v1, v4"),
         ("gfx942", "v_readfirstlane_b32 s4, v1\ns_endpgm\nbuffer_load_dword v2, v3, s[4:7], 0 offen"),
+        # A load may overwrite its own address if it is alone, or if something else comes between it and the next load.
+        ("gfx90a", "global_load_dword v1, v[0:1], off\ns_nop 0\nglobal_load_dword v3, v[2:3], off"),
+        ("gfx90a", "global_load_dword v8, v[0:1], off\nglobal_load_dword v9, v[2:3], off"),
+        ("gfx90a", "global_store_dword v[0:1], v2, off\nglobal_store_dword v[0:1], v3, off offset:4"),
+        (
+            "gfx942",
+            f"{M0}\ns_nop 0\nbuffer_load_dword v9, v1, s[4:7], 0 offen\nbuffer_load_dword v2, s[4:7], 0 offen lds",
+        ),
+        ("gfx1030", "s_load_dword s4, s[0:1], 0x0\ns_load_dwordx2 s[0:1], s[2:3], 0x8"),
+        ("gfx942", "v_cvt_sr_fp8_f32 v1, v2, v3\nv_add_f32_e32 v4, v1, v1"),
+        ("gfx942", "v_fma_mix_f32 v1, v2, v3, v4 op_sel:[0,0,1] op_sel_hi:[1,1,1]\nv_add_f32_e32 v4, v1, v1"),
+        ("gfx950", "v_cvt_scalef32_pk_f32_fp4 v[0:1], v2, v3\nv_add_f32_e32 v4, v1, v1"),
     ],
 )
 def test_no_hazard(target: str, code: str) -> None:

@@ -20,7 +20,8 @@ ERRATA = ("flushes_subnormals", "vopd_hazard")
 # Groups of instruction hazards. Each group is a set of rules in rocm_wheels/compile/check.
 Hazard = Literal[
     "gfx9", "gfx940", "mfma", "mfma_gfx908", "gfx950",  # CDNA
-    "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite", "wmma_coexecution",  # RDNA, gfx1250
+    "gfx101", "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite",  # RDNA
+    "wmma_coexecution",  # gfx1250
 ]  # fmt: skip
 
 
@@ -148,6 +149,7 @@ def _rows(like: Target, *names: str, hazards: tuple[Hazard, ...] = (), **facts: 
 _GFX90A: tuple[Hazard, ...] = ("gfx9", "mfma")
 _GFX942: tuple[Hazard, ...] = (*_GFX90A, "gfx940")
 _GFX10: tuple[Hazard, ...] = ("vcmpx_permlane",)
+_GFX101: tuple[Hazard, ...] = (*_GFX10, "gfx101")
 _GFX115: tuple[Hazard, ...] = (*_GFX10, "wmma")
 _GFX110: tuple[Hazard, ...] = (*_GFX115, "transcendental")
 _GFX120: tuple[Hazard, ...] = ("wmma", "sgpr_rewrite")
@@ -165,7 +167,7 @@ TARGETS: dict[str, Target] = {
         _CDNA, "gfx950", hazards=(*_GFX942, "gfx950"), fp8="fp8e4nv", num_xcds=8, half_up=False,
         flops_per_cycle=4096, shared_memory=160 * KIB, partial_sums=(64,),
     ),
-    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", hazards=_GFX10, generic="gfx10-1-generic"),
+    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", hazards=_GFX101, generic="gfx10-1-generic"),
     **_rows(_RDNA2, "gfx1030", hazards=_GFX10, generic="gfx10-3-generic"),
     **_rows(
         _RDNA2, "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
@@ -184,7 +186,7 @@ TARGETS: dict[str, Target] = {
     ),
     **_rows(_RDNA4, "gfx1200", hazards=_GFX120, generic="gfx12-generic", made_for="gfx1201"),
     **_rows(_RDNA4, "gfx1201", hazards=_GFX120, generic="gfx12-generic"),
-    **_rows(_RDNA2, "gfx10-1-generic", hazards=_GFX10, made_for="gfx1010"),
+    **_rows(_RDNA2, "gfx10-1-generic", hazards=_GFX101, made_for="gfx1010"),
     **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX10, made_for="gfx1030"),
     **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
     **_rows(_RDNA4, "gfx12-generic", hazards=_GFX120, made_for="gfx1201"),

@@ -42,7 +42,10 @@ _TWO_DESTINATIONS = re.compile(
 )
 _READS_DESTINATION = re.compile(
     r"v_(dual_)?(fmac|mac|pk_fmac|dot\w*[0-9]c_|dot2acc|smfmac|swmmac|swap|permlane\d+_swap|writelane)"
+    # These instructions write a part of a register.
+    r"|v_(fma|mad)_mix(lo|hi)|v_cvt_(scalef32_)?(sr_)?(pk_)?(fp8|bf8|fp4)_|\w+_(load|read)\w*_d16"
 )
+_OP_SEL = re.compile(r"\bop_sel:\[([01,]+)\]")
 _SUFFIX = re.compile(r"_e(32|64)(?=_dpp|$)")
 
 VALU, TRANSCENDENTAL, MFMA, WMMA, SALU, SMEM, VMEM, LDS = (1 << bit for bit in range(8))
@@ -147,7 +150,7 @@ def instruction(code: str) -> Instruction:
     kinds = next((kinds for pattern, kinds in _KINDS if pattern.match(name)), 0)
     writes = _union(operands[:destinations])
     reads = _union(operands[destinations:])
-    if _READS_DESTINATION.match(name) or "UNUSED_PRESERVE" in code:
+    if _READS_DESTINATION.match(name) or "UNUSED_PRESERVE" in code or writes_half(code, len(operands) - destinations):
         reads |= writes
     if name.startswith("v_cmpx"):
         writes |= EXEC
@@ -159,6 +162,14 @@ def instruction(code: str) -> Instruction:
         reads |= M0
     states = int(rest, 0) + 1 if name == "s_nop" else 1
     return Instruction(code, name, kinds, writes, reads, tuple(operands[destinations:]), states)
+
+
+def writes_half(code: str, sources: int) -> bool:
+    """Whether `op_sel` puts the result into the upper half, or another byte, of a register: the bits that follow those
+    of the sources.
+    """
+    found = _OP_SEL.search(code)
+    return found is not None and "1" in found[1].split(",")[sources:]
 
 
 def _destinations(name: str, code: str) -> int:

@@ -17,8 +17,9 @@ from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Instruction
 from rocm_wheels.compile.check.matrix import distance, reads_accumulator
 
-# The unit of a distance: wait states (an instruction is one, `s_nop N` is N + 1), or vector instructions.
-STATES, VECTORS = "wait states", "vector instructions"
+# The unit of a distance: wait states (an instruction is one, `s_nop N` is N + 1), or vector instructions. A rule with
+# the unit BREAK has no distance: its hazard lasts until an instruction that `ends` it.
+STATES, VECTORS, BREAK = "wait states", "vector instructions", "instruction"
 
 Registers = Callable[[Instruction], int]
 Need = Callable[[Instruction, Instruction, str], int]
@@ -83,8 +84,29 @@ def _wide_store_with_offset(one: Instruction) -> int:
 def _selects_bits(one: Instruction) -> int:
     """The destination of an instruction that shifts its result into a part of a register."""
     shifted = "dst_sel:" in one.text and "dst_sel:DWORD" not in one.text
-    high = re.search(r"op_sel:\[[01](?:,[01])*,1\]", one.text) and not one.mnemonic.startswith("v_pk_")
-    return one.writes & isa.VGPRS if one.kinds == isa.VALU and (shifted or high) else 0
+    part = shifted or isa.writes_half(one.text, len(one.sources))
+    return one.writes & isa.VGPRS if one.kinds == isa.VALU and part else 0
+
+
+def _outside(kind: int) -> Callable[[Instruction], bool]:
+    return lambda one: not one.kinds & kind
+
+
+def _clause(kind: int) -> Registers:
+    return lambda one: int(bool(one.kinds & kind))
+
+
+def _stores(one: Instruction) -> bool:
+    return re.search(r"_store_|_atomic_", one.mnemonic) is not None
+
+
+def _in_clause(first: Instruction, second: Instruction, _target: str) -> int:
+    """1 if two instructions must not share a clause: a load of the clause writes what one of the two reads, or a store
+    follows a load.
+    """
+    if not first.writes:
+        return 0
+    return int(_stores(second) or bool((first.writes | second.writes) & (first.reads | second.reads)))
 
 
 def _waits_for_vectors(one: Instruction) -> bool:
@@ -109,6 +131,10 @@ def _operands(one: Instruction) -> int:
 
 def _uses_vgprs(one: Instruction) -> int:
     return (one.reads | one.writes) & isa.VGPRS if one.kinds & (isa.VALU | _MEMORY) else 0
+
+
+def _vector_uses(one: Instruction) -> int:
+    return (one.reads | one.writes) & isa.VGPRS if one.kinds & isa.VALU else 0
 
 
 def _after_dot_product(dot: Instruction, other: Instruction, _target: str) -> int:
@@ -145,6 +171,17 @@ def _product_sources(one: Instruction) -> int:
 
 
 RULES = (
+    Rule(
+        name="loads of a clause that XNACK replays", source="LLVM checkSoftClauseHazards", hazards=("gfx9",),
+        producer=_clause(isa.VMEM), consumer=_clause(isa.VMEM), most=1, need=_in_clause, unit=BREAK,
+        ends=_outside(isa.VMEM),
+    ),
+    Rule(
+        name="scalar loads of a clause that XNACK replays", source="LLVM checkSoftClauseHazards",
+        hazards=("gfx9", "gfx101"),
+        producer=_clause(isa.SMEM), consumer=_clause(isa.SMEM), most=1, need=_in_clause, unit=BREAK,
+        ends=_outside(isa.SMEM),
+    ),
     Rule(
         name="VALU writes SGPR, VMEM reads it", source="LLVM checkVMEMHazards; guides, 4.5", hazards=("gfx9",),
         producer=_writes(isa.VALU, isa.SGPRS), consumer=_reads(isa.VMEM, isa.SGPRS), most=5,
@@ -195,8 +232,14 @@ RULES = (
         consumer=lambda one: one.reads & isa.VGPRS if one.kinds == isa.VALU else 0, most=1,
     ),
     Rule(
-        name="VALU writes a part of a VGPR, VALU reads it", source="LLVM hasDstSelForwardingHazard",
-        hazards=("gfx940",), producer=_selects_bits, consumer=_reads(isa.VALU, isa.VGPRS), most=1,
+        name="VALU writes a part of a VGPR, VALU reads or overwrites it", source="LLVM hasDstSelForwardingHazard",
+        hazards=("gfx940",), producer=_selects_bits, consumer=_vector_uses, most=1,
+    ),
+    Rule(
+        name="conversion to FP8 or FP4 writes VGPR, VALU reads or overwrites it",
+        source="LLVM hasCvtScaleForwardingHazard, pull requests 117844, 118589 and 140218", hazards=("gfx950",),
+        producer=_named(r"v_cvt_scalef32_(sr_)?pk_(fp8|bf8|fp4)_|v_cvt_scalef32_sr_(fp8|bf8)_", lambda one: one.writes),
+        consumer=_vector_uses, most=1,
     ),
     Rule(
         name="VALU writes SGPR or VCC, VALU reads it", source="LLVM hasVDecCoExecHazard; MI300 guide, 4.5",
@@ -217,6 +260,11 @@ RULES = (
         name="VALU writes VGPR, lanes of permlane swap", source="LLVM checkPermlaneHazards, pull request 117286",
         hazards=("gfx950",), producer=_writes(isa.VALU, isa.VGPRS), most=2,
         consumer=_named(r"v_permlane(16|32)_swap", lambda one: one.reads & isa.VGPRS),
+    ),
+    Rule(
+        name="v_cmpx, permlane swap", source="LLVM checkPermlaneHazards, pull request 117286",
+        hazards=("gfx950",), producer=_named("v_cmpx", lambda _: isa.EXEC), most=4,
+        consumer=_named(r"v_permlane(16|32)_swap", lambda _: isa.EXEC),
     ),
     Rule(
         name="VALU writes VGPR, MFMA reads it", source="LLVM checkMAIHazards90A; guides, 4.5", hazards=("mfma",),
@@ -243,14 +291,14 @@ RULES = (
         consumer=lambda one: 0 if one.kinds & isa.MFMA else _reads(isa.VALU | _MEMORY, isa.VGPRS)(one),
     ),
     Rule(
-        name="MFMA writes, VALU overwrites", source="LLVM checkMAIVALUHazards, pull request 126132", hazards=("mfma",),
-        producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("use"),
-        consumer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
+        name="MFMA writes, VALU, memory or LDS overwrites", source="LLVM checkMAIVALUHazards, pull request 126132",
+        hazards=("mfma",), producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("use"),
+        consumer=_writes(isa.VALU | _MEMORY, isa.VGPRS, but=isa.MFMA),
     ),
     Rule(
-        name="MFMA accumulates on VGPR, VALU overwrites it", source="LLVM checkMAIVALUHazards", hazards=("mfma",),
-        producer=reads_accumulator, most=15, need=distance("overwrite"),
-        consumer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
+        name="MFMA accumulates on VGPR, VALU, memory or LDS overwrites it", source="LLVM checkMAIVALUHazards",
+        hazards=("mfma",), producer=reads_accumulator, most=15, need=distance("overwrite"),
+        consumer=_writes(isa.VALU | _MEMORY, isa.VGPRS, but=isa.MFMA),
     ),
     Rule(
         name="MFMA writes, v_accvgpr_read reads", source="LLVM checkMAIHazards908", hazards=("mfma_gfx908",),

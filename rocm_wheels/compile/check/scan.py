@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.cures import Finding
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
-from rocm_wheels.compile.check.rules import STATES, Rule, for_target
+from rocm_wheels.compile.check.rules import STATES, VECTORS, Rule, for_target
 
 
 class _Age(NamedTuple):
@@ -18,6 +18,9 @@ class _Age(NamedTuple):
     states: int
     vectors: int
     transcendentals: int
+
+    def of(self, unit: str) -> int:
+        return {STATES: self.states, VECTORS: self.vectors}.get(unit, 0)
 
     def after(self, one: Instruction) -> _Age:
         return _Age(
@@ -90,7 +93,7 @@ def _check(
         if number not in consumes or not rule.producer(first) & consumes[number]:
             continue
         need = rule.most if rule.need is None else rule.need(first, second, target)
-        missing = need - (age.states if rule.unit == STATES else age.vectors)
+        missing = need - age.of(rule.unit)
         if missing > 0:
             problem = f"{second.text}: {missing} {rule.unit} too early after {first.text}"
             name = f"{rule.name}; {rule.source}"
@@ -105,7 +108,7 @@ def _after(index: int, one: Instruction, state: State, roles: _Roles, rules: tup
         rule, older = rules[number], age.after(one)
         if rule.ends is not None and (rule.ends(one) or older.transcendentals > 1):
             continue
-        if (older.states if rule.unit == STATES else older.vectors) < rule.most:
+        if older.of(rule.unit) < rule.most:
             left[producer, number] = older
     for number, _ in roles.produces:
         left[index, number] = _Age(0, 0, 0)
