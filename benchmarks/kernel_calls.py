@@ -25,7 +25,7 @@ def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, C
 def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
     from flash_attn.backends import triton as backend
     from flash_attn.backends.triton import fp8 as triton_fp8
-    from flash_attn.calls import AttentionCall, GradientCall, replace
+    from flash_attn.calls import GradientCall, attention_call, replace
 
     op, kind, dim = variant.op, variant.kind, variant.block_d
     dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
@@ -49,7 +49,7 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
         cast = [triton_fp8.cast(x, backend.fp8_format(q), None, None, False) for x in (q, k, v)]
         small, factors = zip(*cast, strict=True)
     for name, causal, left in (("full", False, -1), ("causal", True, -1), ("window", True, tokens // 4)):
-        call = AttentionCall(
+        call = attention_call(
             q, *paged, softmax_scale=dim**-0.5, causal=causal, window_size=(left, -1), softcap=softcap,
             alibi_slopes=slopes, dropout_p=dropout_p, rng_state=random, max_seqlen_k=tokens, block_table=table,
         )  # fmt: skip
@@ -69,7 +69,7 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
 
 def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
     from flash_attn.backends.triton.decode import attend_split
-    from flash_attn.calls import CacheCall
+    from flash_attn.calls import cache_call
     from flash_attn.kernels.value_dims import LATENT_DIM
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)
@@ -91,7 +91,15 @@ def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tup
         if variant.op.endswith("-paged"):
             table = torch.randperm(batch * length // SMALL_PAGE, device=device).int().view(batch, -1)
             k, v = (x.unflatten(1, (-1, SMALL_PAGE)).flatten(0, 1) for x in (k, v))
-        call = CacheCall(
-            q, k, v, dim**-0.5, cache_seqlens=length, block_table=table, causal=True, alibi_slopes=slopes, qv=qv
+        call = cache_call(
+            q,
+            k,
+            v,
+            softmax_scale=dim**-0.5,
+            cache_seqlens=length,
+            block_table=table,
+            causal=True,
+            alibi_slopes=slopes,
+            qv=qv,
         )
         yield f"{batch} x {length}", lambda call=call: list(attend_split(call))

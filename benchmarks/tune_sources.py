@@ -52,13 +52,13 @@ def backends_of_sources() -> dict[str, Any]:
 
 def calls(triton: Any, dtype: torch.dtype, dim: int, mask: str) -> dict[str, Callable[[Any], object]]:
     """Forward and backward of one kind of call, each by the backend that it gets. triton makes out for the second."""
-    from flash_attn.calls import AttentionCall, GradientCall
+    from flash_attn.calls import GradientCall, attention_call
     from flash_attn.kernels.assembly import PLAIN, WINDOW
 
     heads = max(2048 // dim, 8)
     q, k, v, dout = (torch.randn(2, TOKENS, heads, dim, device=DEVICE, dtype=dtype) for _ in range(4))
     window = (TOKENS // 4, 0) if mask == WINDOW else (-1, -1)
-    call = AttentionCall(q, k, v, softmax_scale=dim**-0.5, causal=mask != PLAIN, window_size=window)
+    call = attention_call(q, k, v, softmax_scale=dim**-0.5, causal=mask != PLAIN, window_size=window)
     out, lse, *_ = triton.forward(call)
     gradients = GradientCall(call, dout, out, lse, *(torch.empty_like(x) for x in (q, k, v)))
     return {"fwd": lambda backend: backend.forward(call), "bwd": lambda backend: backend.backward(gradients)}

@@ -28,7 +28,7 @@ from flash_attn.arguments import (
     check_whole,
     diagnose_switches,
 )
-from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.calls import AttentionCall, attention_call, cache_call, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.custom_ops.results import complete
@@ -85,12 +85,12 @@ def _check(
 def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[torch.Tensor]:
     """The results of a checked call, its dropout drawn from a generator where one is given."""
     q = call.q
-    if generator is not None and call.dropout_p > 0.0:
-        call.rng_state = torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
+    if generator is not None and call.options.dropout_p > 0.0:
+        call.options.rng_state = torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
     call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     given = call.out
     inputs = {
-        "q": q, "k": call.k, "v": call.v, "alibi_slopes": call.alibi_slopes, "cu_seqlens_q": call.cu_seqlens_q,
+        "q": q, "k": call.k, "v": call.v, "alibi_slopes": call.options.alibi_slopes, "cu_seqlens_q": call.cu_seqlens_q,
         "cu_seqlens_k": call.cu_seqlens_k, "seqused_k": call.seqused_k, "leftpad_k": call.leftpad_k,
         "block_table": call.block_table,
     }  # fmt: skip
@@ -121,7 +121,7 @@ def fwd(
     gen_: torch.Generator | None = None,
 ) -> list[torch.Tensor]:
     """[out, softmax_lse, S_dmask, rng_state]; 2.6: [out, q, k, v, out, softmax_lse, S_dmask, rng_state]."""
-    call = AttentionCall(
+    call = attention_call(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
         softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
     )  # fmt: skip
@@ -159,7 +159,7 @@ def varlen_fwd(
     """As `fwd`, for packed sequences. num_splits: speed only; RuntimeError above 1 with block_table_, as upstream."""
     check_num_splits(num_splits, block_table_)
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    call = AttentionCall(
+    call = attention_call(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
         softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -195,7 +195,7 @@ def bwd(
     rng_state: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """[dq, dk, dv, softmax_d], in the gradients given, or new ones. ValueError for dropout without rng_state."""
-    call = AttentionCall(
+    call = attention_call(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
         softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, deterministic=deterministic,
         rng_state=rng_state,
@@ -236,7 +236,7 @@ def varlen_bwd(
 ) -> list[torch.Tensor]:
     """As `bwd`, for packed sequences."""
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    call = AttentionCall(
+    call = attention_call(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
         softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, deterministic=deterministic,
         rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
@@ -274,7 +274,7 @@ def fwd_kvcache(
     num_splits: int,
 ) -> list[torch.Tensor]:
     """[out, softmax_lse]; writes k_, v_ into the caches."""
-    call = CacheCall(
+    call = cache_call(
         q=q, k_cache=kcache, v_cache=vcache, softmax_scale=softmax_scale, k=k_, v=v_, rotary_cos=rotary_cos_,
         rotary_sin=rotary_sin_, cache_seqlens=seqlens_k_, cache_batch_idx=cache_batch_idx_, cache_leftpad=leftpad_k_,
         block_table=block_table_, causal=is_causal, window_size=(window_size_left, window_size_right), softcap=softcap,

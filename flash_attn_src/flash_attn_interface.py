@@ -32,7 +32,7 @@ from flash_attn.arguments import (
 )
 from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
-from flash_attn.calls import AttentionCall, CacheCall, Window, maybe_contiguous
+from flash_attn.calls import CacheCall, Window, attention_call, cache_call, maybe_contiguous, replace
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fa3 import chunks, operators, rotary, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
@@ -103,7 +103,7 @@ def flash_attn_func(
     """
     q, k, v = _forward_alone(*cast(q, k, v))
     qv = None if qv is None else cast(qv)[0]
-    call = AttentionCall(
+    call = attention_call(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
         s_aux=s_aux,
@@ -129,8 +129,7 @@ def flash_attn_func(
     elif num_splits != 1 and not _keeps_gradients(q, k, v, s_aux):
         out, softmax_lse = attend_to_cache(CacheCall(
             q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v),
-            softmax_scale=call.softmax_scale, causal=causal, window_size=call.window_size, softcap=softcap,
-            num_splits=num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux,
+            options=replace(call.options, attention_chunk=attention_chunk), num_splits=num_splits, sm_margin=sm_margin,
         ))  # fmt: skip
     elif attention_chunk > 0:
         batch, seqlen_q, heads, _ = q.shape
@@ -229,7 +228,7 @@ def flash_attn_varlen_func(
     q, k, v = _forward_alone(*cast(q, k, v))
     qv = None if qv is None else cast(qv)[0]
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    call = AttentionCall(
+    call = attention_call(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -317,7 +316,7 @@ def flash_attn_with_kvcache(
         raise ValueError("max_seqlen_q: got None, wanted the longest length, as cu_seqlens_q is given")
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
-    call = CacheCall(
+    call = cache_call(
         q=q, k_cache=k_cache, v_cache=v_cache, softmax_scale=softmax_scale, k=k, v=v, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad, block_table=page_table, causal=causal, window_size=window_size, softcap=softcap,

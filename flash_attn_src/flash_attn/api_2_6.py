@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 
 from flash_attn import custom_ops
 from flash_attn.arguments import as_int, check_dense, check_varlen
-from flash_attn.calls import AttentionCall, Window, maybe_contiguous
+from flash_attn.calls import AttentionCall, Options, Window, maybe_contiguous
 
 Forward = tuple[torch.Tensor, ...]
 Backward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -37,11 +37,10 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> Forward:
     """(out, q, k, v, out_padded, softmax_lse, S_dmask, rng_state): q, k, v, out_padded with their head dim padded."""
-    call = AttentionCall(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, return_softmax=return_softmax
-    )
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, return_softmax=return_softmax)
     check_dense(call)
-    left, right = call.window_size
+    left, right = call.options.window_size
     head_dim = v.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_forward(
@@ -70,14 +69,14 @@ def _flash_attn_varlen_forward(
     seqused_k: torch.Tensor | None = None,
 ) -> Forward:
     """The same for packed sequences."""
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
-        return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        q, k, v, options, return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
         block_table=block_table,
     )  # fmt: skip
     check_varlen(call)
-    left, right = call.window_size
+    left, right = call.options.window_size
     head_dim = v.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_varlen_forward(
@@ -108,9 +107,10 @@ def _flash_attn_backward(
 ) -> Backward:
     """Writes dq, dk, dv, new ones for None; returns (dq, dk, dv, softmax_d). dout and out may lack the padding of q,
     k, v."""
-    call = AttentionCall(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic)
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic)
     check_dense(call)
-    left, right = call.window_size
+    left, right = call.options.window_size
     dout, out = (_padded(x, v.shape[-1]) for x in (dout, out))
     dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
     softmax_d = custom_ops._flash_attn_backward(
@@ -144,13 +144,13 @@ def _flash_attn_varlen_backward(
     rng_state: torch.Tensor | None = None,
 ) -> Backward:
     """The same for packed sequences."""
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
-        deterministic=deterministic, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        q, k, v, options, deterministic, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
     )  # fmt: skip
     check_varlen(call)
-    left, right = call.window_size
+    left, right = call.options.window_size
     dout, out = (_padded(x, v.shape[-1]) for x in (dout, out))
     dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
     softmax_d = custom_ops._flash_attn_varlen_backward(

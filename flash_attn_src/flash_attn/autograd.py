@@ -12,9 +12,10 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from flash_attn import second_derivative
-from flash_attn.calls import AttentionCall, GradientCall, Window, maybe_contiguous, restore
+from flash_attn.calls import AttentionCall, GradientCall, Options, Window, kept, maybe_contiguous, restore
 from flash_attn.custom_ops import dispatch, sinks
 from flash_attn.first_derivative import Gradients, first_only
+from flash_attn.options import FIELDS, learned
 from flash_attn.tracing import is_transformed
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -46,13 +47,14 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     is_padded = head_dim % _HEAD_DIM_STEP != 0 or head_dim_v % _HEAD_DIM_STEP != 0
     if is_padded or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
-    if call.softmax_scale is None:
-        call.softmax_scale = head_dim**-0.5
-    call.return_softmax = wanted and call.dropout_p > 0.0
+    if call.options.softmax_scale is None:
+        call.options.softmax_scale = head_dim**-0.5
+    call.return_softmax = wanted and call.options.dropout_p > 0.0
     padded, softmax_lse, dmask, _ = dispatch.forward(call)
     if ctx is not None:
-        ctx.save_for_backward(padded, softmax_lse, *call.tensors(), *given)
-        ctx.options = call.options()
+        tensors, ctx.rest = kept(call)
+        ctx.save_for_backward(padded, softmax_lse, *tensors, *given)
+        ctx.given = len(given)
         ctx.is_padded = is_padded
         ctx.paged = call.block_table is not None
     out = padded[..., :head_dim_v] if head_dim_v % _HEAD_DIM_STEP else padded
@@ -78,10 +80,10 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
     if is_compiling() or not torch.is_grad_enabled():
         return first_only("flash_attn", _first_gradients, ctx, dout)
     saved = ctx.saved_tensors
-    *tensors, s_aux, attn_bias = saved[2:8]
-    given = saved[8:]
+    _out, _softmax_lse, *tensors = saved[: -ctx.given]
+    given = saved[-ctx.given :]
     q, k, v = given if len(given) == 3 else (*given[:-1], *given[-1].unbind(-3))
-    call = restore(q, k, v, (*tensors, s_aux, attn_bias), ctx.options)
+    call = restore(q, k, v, tuple(tensors), ctx.rest)
     what = second_derivative.refused(call)
     if what is None:
         with torch.no_grad():
@@ -91,8 +93,9 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
 
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
-    """The gradients of the tensors that autograd tracks (q, k, v, or q and kv, or qkv), then of s_aux and attn_bias."""
-    out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias, *given = saved
+    """The gradients of the tensors that autograd tracks (q, k, v, or q and kv, or qkv), then of `options.learned`."""
+    out, softmax_lse, *tensors = saved[: -ctx.given]
+    given = saved[-ctx.given :]
     packed = 4 - len(given)  # number of tensors packed in the last input: 1 = v, 2 = kv, 3 = qkv
     q, k, v = given if packed == 1 else (*given[:-1], *given[-1].unbind(-3))
     # Without padding the op handles strides itself. Dynamo of torch 2.5 cannot trace strides here.
@@ -111,22 +114,27 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
         else:
             dq = torch.empty_like(q)
             results = (dq, joint)
-    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias), ctx.options)
+    call = restore(q, k, v, tuple(tensors), ctx.rest)
+    s_aux, attn_bias = call.options.s_aux, call.options.attn_bias
     dbias = None
-    if attn_bias is not None and ctx.needs_input_grad[-1]:  # the last input of every function that takes it
+    if attn_bias is not None and attn_bias.requires_grad:
         dbias = torch.empty(attn_bias.shape, dtype=attn_bias.dtype, device=attn_bias.device)
     softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if ctx.is_padded:
         results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))
-    return *results, None if s_aux is None else sinks.gradient(s_aux, softmax_lse, softmax_d), dbias
+    found = {
+        "s_aux": None if s_aux is None else sinks.gradient(s_aux, softmax_lse, softmax_d),
+        "attn_bias": dbias,
+    }
+    return *results, *(found[name] for name in FIELDS[Options].learned)
 
 
 class _Attention(torch.autograd.Function):
-    """Autograd of a checked call. inputs: see `differentiable`; the last ones are s_aux and attn_bias."""
+    """Autograd of a checked call. inputs: see `differentiable`; the last ones are `options.learned`."""
 
     @staticmethod
     def forward(ctx: Any, call: AttentionCall, *inputs: torch.Tensor) -> Result:
-        return attend(ctx, call, inputs[:-2])
+        return attend(ctx, call, inputs[: -len(FIELDS[Options].learned)])
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -145,8 +153,13 @@ def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
     """
     if _transforms_active():
         return attend(None, call)
-    result: Result = _apply(call, *given, call.s_aux, call.attn_bias)
+    result: Result = _apply(call, *given, *learned(call.options))
     return result
+
+
+def _of_given(ctx: Any, dout: torch.Tensor) -> Gradients:
+    """The gradients of a call without `options.learned`, as upstream's functions have it."""
+    return _gradients(ctx, dout)[: ctx.given]
 
 
 class FlashAttnFunc(torch.autograd.Function):
@@ -167,19 +180,14 @@ class FlashAttnFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
-        s_aux: torch.Tensor | None = None,
-        attn_bias: torch.Tensor | None = None,
     ) -> Result:
-        call = AttentionCall(
-            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux, attn_bias=attn_bias,
-        )  # fmt: skip
+        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
         return attend(ctx if is_grad_enabled else None, call)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks, dbias = _gradients(ctx, dout)
-        return *gradients, *(None,) * 9, dsinks, dbias
+        return *_of_given(ctx, dout), *(None,) * 9
 
 
 class FlashAttnQKVPackedFunc(torch.autograd.Function):
@@ -198,20 +206,15 @@ class FlashAttnQKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
-        s_aux: torch.Tensor | None = None,
-        attn_bias: torch.Tensor | None = None,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
-        call = AttentionCall(
-            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux, attn_bias=attn_bias,
-        )  # fmt: skip
+        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
         return attend(ctx if is_grad_enabled else None, call, (qkv,))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks, dbias = _gradients(ctx, dout)
-        return *gradients, *(None,) * 9, dsinks, dbias
+        return *_of_given(ctx, dout), *(None,) * 9
 
 
 class FlashAttnKVPackedFunc(torch.autograd.Function):
@@ -231,20 +234,15 @@ class FlashAttnKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
-        s_aux: torch.Tensor | None = None,
-        attn_bias: torch.Tensor | None = None,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
-        call = AttentionCall(
-            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux, attn_bias=attn_bias,
-        )  # fmt: skip
+        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
         return attend(ctx if is_grad_enabled else None, call, (q, kv))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks, dbias = _gradients(ctx, dout)
-        return *gradients, *(None,) * 9, dsinks, dbias
+        return *_of_given(ctx, dout), *(None,) * 9
 
 
 class FlashAttnVarlenFunc(torch.autograd.Function):
@@ -270,12 +268,9 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
         return_softmax: bool,
         block_table: torch.Tensor | None,
         is_grad_enabled: bool = True,
-        s_aux: torch.Tensor | None = None,
     ) -> Result:
-        call = AttentionCall(
-            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux,
-        )  # fmt: skip
+        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
         call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
         call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
         call.block_table = block_table
@@ -283,8 +278,7 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks, _dbias = _gradients(ctx, dout)
-        return *gradients, *(None,) * 14, dsinks
+        return *_of_given(ctx, dout), *(None,) * 14
 
 
 class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
@@ -305,21 +299,17 @@ class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
-        s_aux: torch.Tensor | None = None,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
-        call = AttentionCall(
-            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux,
-        )  # fmt: skip
+        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
         call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
         call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
         return attend(ctx if is_grad_enabled else None, call, (qkv,))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks, _dbias = _gradients(ctx, dout)
-        return *gradients, *(None,) * 11, dsinks
+        return *_of_given(ctx, dout), *(None,) * 11
 
 
 class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
@@ -343,18 +333,14 @@ class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
-        s_aux: torch.Tensor | None = None,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
-        call = AttentionCall(
-            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux,
-        )  # fmt: skip
+        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
         call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
         call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
         return attend(ctx if is_grad_enabled else None, call, (q, kv))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks, _dbias = _gradients(ctx, dout)
-        return *gradients, *(None,) * 13, dsinks
+        return *_of_given(ctx, dout), *(None,) * 13

@@ -1,27 +1,23 @@
 """A call of attention as one value: the interfaces make it, autograd keeps it, the backends serve it.
 
-A new option is a field here, a check in flash_attn.arguments, and the backends that use it.
+What modifies scores is one value inside of it: `flash_attn.options`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
-from flash_attn.block_mask import BlockMask
+from flash_attn.options import FIELDS, Options, Window, known, option_tensors, replace
 
-Window = tuple[int, int]
-Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
-_Call = TypeVar("_Call", "AttentionCall", "CacheCall")
-# Tensors and options that a backward needs besides q, k and v: see AttentionCall.tensors and AttentionCall.options.
-Tensors = tuple[
-    torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None,
-    torch.Tensor | None,
+__all__ = [
+    "AttentionCall", "CacheCall", "Descales", "ForwardResult", "Fp8Result", "GradientCall", "Kept", "Options", "Window",
+    "attention_call", "cache_call", "kept", "maybe_contiguous", "new_out", "replace", "restore",
 ]  # fmt: skip
-Options = tuple[Any, ...]
+
+Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def maybe_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -35,14 +31,7 @@ def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
 
 
-def replace(call: _Call, **changes: Any) -> _Call:
-    """A copy of a call with some fields changed. dataclasses.replace takes twice as long."""
-    copy = object.__new__(type(call))
-    for name in _FIELDS[type(call)]:
-        setattr(copy, name, changes[name] if name in changes else getattr(call, name))
-    return copy
-
-
+@known
 @dataclass(slots=True, eq=False)
 class AttentionCall:
     """Attention of q over k and v, forward and backward.
@@ -55,11 +44,8 @@ class AttentionCall:
     k, v               (batch, seqlen_k, heads_k, head_dim), or (total_k, heads_k, head_dim) with cu_seqlens_k, or
                        pages (pages, page_size, heads_k, head_dim) with block_table; v may have a head dim of its own,
                        which out has too
-    softmax_scale      None stands for head_dim ** -0.5 until the checks put it in
-    window_size        (left, right), -1 where open
-    alibi_slopes       fp32 (heads,) or (batch, heads)
+    options            what modifies scores; a call with an option that a door does not name is refused there
     return_softmax     whether S_dmask is wanted, which exists with dropout only
-    rng_state          int64 (2,): where dropout's random numbers come from; None with dropout: the backend draws it
     cu_seqlens_q, _k   int32 (batch + 1,): where each packed sequence starts, and where the last one ends
     max_seqlen_q, _k   the longest lengths; 0 for dense tensors, whose shape tells
     seqused_k          int32 (batch,): how many keys of each sequence count
@@ -67,25 +53,14 @@ class AttentionCall:
     block_table        int32 (batch, max_pages): the pages of each sequence
     out                the result goes there; None: to a new tensor
     descales           fp32 (batch, heads) of q, k and v for attention in FP8, None for each tensor that is cast
-    s_aux              fp16, bf16 or fp32 (heads,): the sinks. A sink is a score of each query head that joins the sum
-                       of the softmax and has no value
-    attn_bias          q's dtype or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k): added to the scores after
-                       softcap, -inf hides a key; dense tensors only, without dropout and ALiBi
-    block_mask         which blocks of keys a block of queries sees; dense tensors only, on Triton and on a CPU
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    softmax_scale: float | None = None
-    causal: bool = False
-    window_size: Window = (-1, -1)
-    softcap: float = 0.0
-    alibi_slopes: torch.Tensor | None = None
-    dropout_p: float = 0.0
+    options: Options = field(default_factory=Options)
     deterministic: bool = False
     return_softmax: bool = False
-    rng_state: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
     max_seqlen_q: int = 0
@@ -95,15 +70,6 @@ class AttentionCall:
     block_table: torch.Tensor | None = None
     out: torch.Tensor | None = None
     descales: Descales | None = None
-    s_aux: torch.Tensor | None = None
-    attn_bias: torch.Tensor | None = None
-    block_mask: BlockMask | None = None
-
-    @property
-    def scale(self) -> float:
-        """softmax_scale of a checked call."""
-        assert self.softmax_scale is not None
-        return self.softmax_scale
 
     @property
     def batch(self) -> int:
@@ -126,47 +92,39 @@ class AttentionCall:
         """Whether the call has an option that no backward supports."""
         return self.block_table is not None or self.leftpad_k is not None or self.seqused_k is not None
 
-    def tensors(self) -> Tensors:
-        """The tensors other than q, k and v that a backward needs, for `restore`."""
-        lengths = self.cu_seqlens_q, self.cu_seqlens_k
-        return self.alibi_slopes, self.rng_state, *lengths, self.s_aux, self.attn_bias
 
-    def options(self) -> Options:
-        """What is no tensor and a backward needs, for `restore`."""
-        return (
-            *(self.softmax_scale, self.causal, self.window_size, self.softcap, self.dropout_p, self.deterministic),
-            *(self.max_seqlen_q, self.max_seqlen_k),
-        )
+class Kept(NamedTuple):
+    """What a backward needs of a call besides q, k and v: the tensors, and what is none."""
+
+    tensors: tuple[torch.Tensor | None, ...]
+    rest: tuple[Any, ...]
 
 
-def attention_call(
-    *,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Window,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    dropout_p: float,
-    deterministic: bool,
-    return_softmax: bool,
-) -> AttentionCall:
-    """An AttentionCall by name. Calling the class by keywords builds a dict first, which takes 0.3 us more."""
-    return AttentionCall(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic, return_softmax
+_LENGTHS = 2  # tensors of a call itself that a backward needs
+
+
+def kept(call: AttentionCall) -> Kept:
+    """What `restore` makes the call from again. Pages, lengths and paddings have no backward."""
+    options, kind = call.options, FIELDS[Options]
+    return Kept(
+        (call.cu_seqlens_q, call.cu_seqlens_k, *option_tensors(options)),
+        (
+            *(call.deterministic, call.max_seqlen_q, call.max_seqlen_k),
+            *[getattr(options, name) for name in kind.plain],
+        ),
     )
 
 
-def restore(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: Tensors, options: Options) -> AttentionCall:
-    """The call whose tensors() and options() were kept, as a backward needs it."""
-    call = AttentionCall(q, k, v)
-    call.alibi_slopes, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k, call.s_aux, call.attn_bias = tensors
-    (
-        call.softmax_scale, call.causal, call.window_size, call.softcap, call.dropout_p, call.deterministic,
-        call.max_seqlen_q, call.max_seqlen_k,
-    ) = options  # fmt: skip
+def restore(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], rest: tuple[Any, ...]
+) -> AttentionCall:
+    """The call of which these were `kept`."""
+    kind = FIELDS[Options]
+    values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:], *rest[3:]), strict=True))
+    # By hand, because Dynamo does not trace a default factory.
+    call = AttentionCall(q, k, v, Options(*[values[name] for name in kind.names]))
+    call.cu_seqlens_q, call.cu_seqlens_k = tensors[:_LENGTHS]
+    call.deterministic, call.max_seqlen_q, call.max_seqlen_k = rest[:3]
     return call
 
 
@@ -213,6 +171,7 @@ class GradientCall:
     dbias: torch.Tensor | None = None
 
 
+@known
 @dataclass(slots=True, eq=False)
 class CacheCall:
     """The arguments of flash_attn_with_kvcache, and those that FlashAttention-3 adds.
@@ -221,23 +180,20 @@ class CacheCall:
                        max_seqlen_q
     k, v               (batch, seqlen_new, heads_k, head_dim), or (total_new, heads_k, head_dim) with cu_seqlens_k_new;
                        v and v_cache may have a head dim of their own, which out has too
-    softmax_scale      None stands for head_dim ** -0.5 until the checks put it in
-    window_size        (left, right), -1 where open
+    options            what modifies scores, as in AttentionCall
     out                written where given, else new
     rotary_seqlens     int32 (batch,): where rotary angles start instead of at cache_seqlens
-    attention_chunk    > 0: a query sees keys of its own chunk of so many only
     num_splits, sm_margin, max_seqlen_k   speed only: splits of the keys (0: by shape), multiprocessors that are left
                        alone, the most keys of a sequence where the host knows and the cache has room for more
     descales           fp32 (batch, heads_k) of q, k and v: the caches are FP8 tensors, q is FP8 (the result is bf16),
                        bf16 or fp16 (nothing is appended); no rotary embedding
-    s_aux              as in AttentionCall
     qv                 shaped as out: a second query, for which the values are keys: the scores are q k^T + qv v^T
     """
 
     q: torch.Tensor
     k_cache: torch.Tensor
     v_cache: torch.Tensor
-    softmax_scale: float | None = None
+    options: Options = field(default_factory=Options)
     k: torch.Tensor | None = None
     v: torch.Tensor | None = None
     rotary_cos: torch.Tensor | None = None
@@ -246,29 +202,17 @@ class CacheCall:
     cache_batch_idx: torch.Tensor | None = None
     cache_leftpad: torch.Tensor | None = None
     block_table: torch.Tensor | None = None
-    causal: bool = False
-    window_size: Window = (-1, -1)
-    softcap: float = 0.0
     rotary_interleaved: bool = True
-    alibi_slopes: torch.Tensor | None = None
     num_splits: int = 0
     out: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     max_seqlen_q: int = 0
     cu_seqlens_k_new: torch.Tensor | None = None
     rotary_seqlens: torch.Tensor | None = None
-    attention_chunk: int = 0
     sm_margin: int = 0
     descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     max_seqlen_k: int | None = None
-    s_aux: torch.Tensor | None = None
     qv: torch.Tensor | None = None
-
-    @property
-    def scale(self) -> float:
-        """softmax_scale of a checked call."""
-        assert self.softmax_scale is not None
-        return self.softmax_scale
 
     @property
     def batch(self) -> int:
@@ -306,7 +250,23 @@ class CacheCall:
     @property
     def rotates_each_query(self) -> bool:
         """Whether rotary embedding turns query i by the angle of its own position, not by the first query's."""
-        return self.causal or self.window_size[0] >= 0 or self.window_size[1] >= 0 or self.attention_chunk > 0
+        options = self.options
+        left, right = options.window_size
+        return options.causal or left >= 0 or right >= 0 or options.attention_chunk > 0
 
 
-_FIELDS = {call: tuple(field.name for field in fields(call)) for call in (AttentionCall, CacheCall)}
+def attention_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> AttentionCall:
+    """A call whose fields and options are given side by side, by name. Raises TypeError for another name.
+
+    The public functions make a call and its options themselves, which takes less time.
+    """
+    return AttentionCall(q, k, v, _take_options(given), **given)
+
+
+def cache_call(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **given: Any) -> CacheCall:
+    """`attention_call` over a cache."""
+    return CacheCall(q, k_cache, v_cache, _take_options(given), **given)
+
+
+def _take_options(given: dict[str, Any]) -> Options:
+    return Options(**{name: given.pop(name) for name in FIELDS[Options].names if name in given})

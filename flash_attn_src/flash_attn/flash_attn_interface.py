@@ -51,7 +51,7 @@ from flash_attn.autograd import (
     attend,
     differentiable,
 )
-from flash_attn.calls import CacheCall, Window, attention_call, maybe_contiguous
+from flash_attn.calls import AttentionCall, CacheCall, Options, Window, maybe_contiguous
 from flash_attn.custom_ops import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
@@ -62,6 +62,7 @@ from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.dmask import _get_block_size_n
 from flash_attn.fp8_cache import has_wide_queries, set_descales
+from flash_attn.options import learned
 
 if BEFORE_2_7:
     from flash_attn.api_2_6 import (
@@ -132,8 +133,13 @@ def round_multiple(x: int, m: int) -> int:
     return (x + m - 1) // m * m
 
 
-def _is_learned(x: torch.Tensor | None) -> bool:
-    return isinstance(x, torch.Tensor) and x.requires_grad
+def _run(call: AttentionCall, *given: torch.Tensor) -> Result:
+    """The result of a checked call; given: q, k, v, or the tensors that they are views of."""
+    if torch.is_grad_enabled() and not is_compiling():
+        for x in (*given, *learned(call.options)):
+            if x is not None and x.requires_grad:
+                return differentiable(call, *given)
+    return attend(None, call)
 
 
 def flash_attn_func(
@@ -158,19 +164,11 @@ def flash_attn_func(
     (batch, heads, seqlen_q, seqlen_k). Options and errors: the module's docstring.
     """
     q, k, v = cast(q, k, v)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
-    )  # fmt: skip
-    call.s_aux, call.attn_bias = s_aux, attn_bias
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
+    options.s_aux, options.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
-        and not is_compiling()
-    ):
-        return differentiable(call, q, k, v)
-    return attend(None, call)
+    return _run(call, q, k, v)
 
 
 def flash_attn_qkvpacked_func(
@@ -194,19 +192,11 @@ def flash_attn_qkvpacked_func(
     check_packed("qkv", qkv, 5, 3)
     (qkv,) = cast(qkv)
     q, k, v = qkv.unbind(-3)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
-    )  # fmt: skip
-    call.s_aux, call.attn_bias = s_aux, attn_bias
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
+    options.s_aux, options.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if (
-        torch.is_grad_enabled()
-        and (qkv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
-        and not is_compiling()
-    ):
-        return differentiable(call, qkv)
-    return attend(None, call)
+    return _run(call, qkv)
 
 
 def flash_attn_kvpacked_func(
@@ -231,19 +221,11 @@ def flash_attn_kvpacked_func(
     check_packed("kv", kv, 5, 2)
     q, kv = cast(q, kv)
     k, v = kv.unbind(-3)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
-    )  # fmt: skip
-    call.s_aux, call.attn_bias = s_aux, attn_bias
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
+    options.s_aux, options.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
-        and not is_compiling()
-    ):
-        return differentiable(call, q, kv)
-    return attend(None, call)
+    return _run(call, q, kv)
 
 
 def flash_attn_varlen_func(
@@ -281,22 +263,14 @@ def flash_attn_varlen_func(
         max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
     if type(max_seqlen_k) is not int:
         max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
-    )  # fmt: skip
-    call.s_aux = s_aux
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
+    options.s_aux = s_aux
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     call.block_table = block_table
     check_varlen(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
-        and not is_compiling()
-    ):
-        return differentiable(call, q, k, v)
-    return attend(None, call)
+    return _run(call, q, k, v)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -323,17 +297,13 @@ def flash_attn_varlen_qkvpacked_func(
     q, k, v = qkv.unbind(-3)
     if type(max_seqlen) is not int:
         max_seqlen = as_int("max_seqlen", max_seqlen)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
-    )  # fmt: skip
-    call.s_aux = s_aux
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
+    options.s_aux = s_aux
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
     check_varlen(call)
-    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not is_compiling():
-        return differentiable(call, qkv)
-    return attend(None, call)
+    return _run(call, qkv)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -362,17 +332,13 @@ def flash_attn_varlen_kvpacked_func(
         max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
     if type(max_seqlen_k) is not int:
         max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
-    )  # fmt: skip
-    call.s_aux = s_aux
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
+    options.s_aux = s_aux
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     check_varlen(call)
-    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad or _is_learned(s_aux)) and not is_compiling():
-        return differentiable(call, q, kv)
-    return attend(None, call)
+    return _run(call, q, kv)
 
 
 def flash_attn_with_kvcache(
@@ -428,11 +394,11 @@ def flash_attn_with_kvcache(
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
     if type(num_splits) is not int or num_splits != 0:
         check_whole(num_splits=num_splits)
+    options = Options(softmax_scale, causal, window_size, softcap, alibi_slopes=alibi_slopes, s_aux=s_aux)
     call = CacheCall(  # by place: by name takes 0.5 us more
-        q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-        block_table, causal, window_size, softcap, rotary_interleaved, alibi_slopes, num_splits,
+        q, k_cache, v_cache, options, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+        block_table, rotary_interleaved, num_splits,
     )  # fmt: skip
-    call.s_aux = s_aux
     given = None, k_descale, v_descale
     check_kvcache(call, return_softmax_lse, dtype_cache=k_cache.dtype if has_wide_queries(call, given) else None)
     set_descales(call, given)

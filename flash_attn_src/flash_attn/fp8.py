@@ -27,8 +27,8 @@ from flash_attn.calls import (
     Descales,
     GradientCall,
     Options,
-    Tensors,
     Window,
+    kept,
     maybe_contiguous,
     restore,
 )
@@ -51,15 +51,15 @@ class _Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        tensors: Tensors,  # in a tuple, as Dynamo takes no tensor twice
-        options: Options,
+        tensors: tuple[torch.Tensor | None, ...],  # in a tuple, as Dynamo takes no tensor twice
+        rest: tuple[Any, ...],
         descales: Descales,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        call = restore(q, k, v, tensors, options)
+        call = restore(q, k, v, tensors, rest)
         call.descales = descales
         out, softmax_lse, _, factors = fp8_op.forward(call)
-        ctx.save_for_backward(q, k, v, out, softmax_lse, *call.tensors(), *factors)
-        ctx.options = options
+        tensors, ctx.rest = kept(call)  # with the rng_state that was drawn
+        ctx.save_for_backward(q, k, v, out, softmax_lse, *factors, *tensors)
         ctx.mark_non_differentiable(softmax_lse)
         return out, softmax_lse
 
@@ -70,10 +70,9 @@ class _Attention(torch.autograd.Function):
 
 def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
     """The gradients of q, k and v."""
-    q, k, v, out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, bias, for_q, for_k, for_v = (
-        saved
-    )
-    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, bias), ctx.options)
+    q, k, v, out, softmax_lse, for_q, for_k, for_v, *tensors = saved
+    call = restore(q, k, v, tuple(tensors), ctx.rest)
+    cu_seqlens_q, cu_seqlens_k = call.cu_seqlens_q, call.cu_seqlens_k
     call.q = fp8_op.there_and_back(q, for_q, cu_seqlens_q)
     call.k = fp8_op.there_and_back(k, for_k, cu_seqlens_k)
     call.v = fp8_op.there_and_back(v, for_v, cu_seqlens_k)
@@ -122,7 +121,7 @@ def _attend(call: AttentionCall, descales: Descales) -> Result:
     refuse_transforms("attention in FP8")
     q, k, v = call.q, call.k, call.v
     _check_fp8((q, k, v), descales, call.batch)
-    if call.return_softmax and call.dropout_p > 0.0:
+    if call.return_softmax and call.options.dropout_p > 0.0:
         raise NotImplementedError("return_attn_probs with dropout: attention in FP8 has no S_dmask")
     head_dim = q.shape[-1]
     if v.shape[-1] != head_dim:
@@ -139,7 +138,7 @@ def _attend(call: AttentionCall, descales: Descales) -> Result:
         q, k, v = (pad(x, (0, -head_dim % _HEAD_DIM_STEP)) for x in (q, k, v))
     else:
         q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
-    out, softmax_lse = _Attention.apply(q, k, v, call.tensors(), call.options(), descales)
+    out, softmax_lse = _Attention.apply(q, k, v, *kept(call), descales)
     out = out[..., :head_dim] if head_dim % _HEAD_DIM_STEP else out
     return (out, softmax_lse, out.new_empty((0,))) if call.return_softmax else out
 
@@ -164,10 +163,8 @@ def flash_attn_fp8_func(
     """flash_attn_func in FP8: the module's docstring. descale_do raises: the backward is not in FP8."""
     if descale_do is not None:
         raise NotImplementedError("descale_do: the backward runs in the type of q, so its gradient is never cast")
-    call = AttentionCall(
-        stand_in(q), stand_in(k), stand_in(v), softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
-        deterministic, return_attn_probs,
-    )  # fmt: skip
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(stand_in(q), stand_in(k), stand_in(v), options, deterministic, return_attn_probs)
     check_dense(call)
     call.q, call.k, call.v = q, k, v
     return _attend(call, (descale_q, descale_k, descale_v))
@@ -217,9 +214,10 @@ def flash_attn_varlen_fp8_func(
     if block_table is not None:
         raise NotImplementedError("block_table: attention in FP8 casts whole sequences and does not support pages")
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
     call = AttentionCall(
-        stand_in(q), stand_in(k), stand_in(v), softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
-        deterministic, return_attn_probs, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        stand_in(q), stand_in(k), stand_in(v), options, deterministic, return_attn_probs,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
     )  # fmt: skip
     check_varlen(call)

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from flash_attn.arguments import check_dense, check_varlen
 from flash_attn.arguments.diagnosis import as_int, check_strided, diagnose_switches
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import AttentionCall, Options
 from flash_attn.custom_ops import int8 as ops
 from flash_attn.tracing import refuse_transforms
 
@@ -55,7 +55,7 @@ def attend(
     heads_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of flash_attn_int8_func. heads_first: in out's memory, heads come before queries."""
-    call = AttentionCall(q, k, v, softmax_scale, causal)
+    call = AttentionCall(q, k, v, Options(softmax_scale, causal))
     check_dense(call)
     _check(call, smooth_k=smooth_k, return_lse=return_lse)
     return ops.forward(call, bool(smooth_k), heads_first)
@@ -84,7 +84,7 @@ def flash_attn_varlen_int8_func(
         check_strided(name, x, "an int32 tensor")
         starts.append(x.to(torch.int32) if x.dtype is torch.int64 else x)
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
+        q, k, v, Options(softmax_scale, causal), cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
         max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
     )  # fmt: skip
     check_varlen(call)
@@ -96,7 +96,7 @@ def _check(call: AttentionCall, **switches: bool) -> None:
     """Checks what INT8 attention wants of a checked call."""
     q, k, v = call.q, call.k, call.v
     diagnose_switches(None, **switches)
-    call.causal = bool(call.causal)
+    call.options.causal = bool(call.options.causal)
     if q.dtype not in _DTYPES:
         raise TypeError(f"q: got {q.dtype}, wanted float16 or bfloat16")
     head_dim = q.shape[-1]
@@ -105,8 +105,10 @@ def _check(call: AttentionCall, **switches: bool) -> None:
             f"head_dim: got {head_dim} and {v.shape[-1]} for v, wanted the same and at most {MAX_HEAD_DIM} with INT8 "
             "queries and keys: call flash_attn_func"
         )
-    if call.scale <= 0.0:
-        raise ValueError(f"softmax_scale: got {call.scale}, wanted a positive number with INT8 queries and keys")
+    if call.options.scale <= 0.0:
+        raise ValueError(
+            f"softmax_scale: got {call.options.scale}, wanted a positive number with INT8 queries and keys"
+        )
     refuse_transforms("attention with INT8 queries and keys")
     refuse_derivatives(q, k, v)
 

@@ -11,22 +11,24 @@ from typing import Any
 
 import torch
 
-from flash_attn.backends.torch.attention import in_own_types, slopes_of
+from flash_attn.backends.torch import scores as modifiers
+from flash_attn.backends.torch.attention import in_own_types
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import AttentionCall, replace
+from flash_attn.options import FIELDS, SECOND_DERIVATIVE
 from flash_attn.tracing import refuse_transforms
 
 # Scores (batch * heads * seqlen_q * seqlen_k) up to which a second derivative is served. So many take 128 MiB in fp32.
 # The backward and its derivative hold about ten tensors of that size.
 MAX_SCORES = 1 << 25
+_NAMES = {"cu_seqlens_q": "attention of packed sequences", "dropout_p": "attention with dropout"}
 
 
 def refused(call: AttentionCall) -> str | None:
     """What has no second derivative, for an error message; None for a call that has one."""
-    if call.cu_seqlens_q is not None:
-        return "attention of packed sequences"
-    if call.dropout_p > 0.0:
-        return "attention with dropout"
+    name = SECOND_DERIVATIVE.unserved(call)
+    if name is not None:
+        return _NAMES.get(name, f"attention with {name}")
     scores = call.batch * call.q.shape[2] * call.q.shape[1] * call.k.shape[1]
     if scores > MAX_SCORES:
         return f"attention of {scores} scores, more than {MAX_SCORES},"
@@ -63,17 +65,18 @@ def gradients(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """`computed`, the gradients of `given`, s_aux and attn_bias, with a derivative.
+    """`computed`, the gradients of `given` and of the options that have one, with a derivative.
 
     dout, dlse: the gradients of out and softmax_lse. call: one that `refused` does not name.
     given: (q, k, v), or the tensors that they are views of: (q, kv) or (qkv,).
     """
     # Aliases, because one tensor may come as q and as k, or k may be computed from q.
     tensors = [x.view_as(x) for x in given]
-    s_aux, attn_bias = (None if x is None else x.view_as(x) for x in (call.s_aux, call.attn_bias))
-    inputs = (*tensors, s_aux, attn_bias)
+    learned = {name: getattr(call.options, name) for name in FIELDS[type(call.options)].learned}
+    learned = {name: None if x is None else x.view_as(x) for name, x in learned.items()}
+    inputs = (*tensors, *learned.values())
     q, k, v = tensors if len(tensors) == 3 else (*tensors[:-1], *tensors[-1].unbind(-3))
-    call = replace(call, q=q, k=k, v=v, s_aux=s_aux, attn_bias=attn_bias)
+    call = replace(call, q=q, k=k, v=v, **learned)
     wanted = [x for x in inputs if x is not None and x.requires_grad]
     with in_own_types(call.q.device.type):
         out, softmax_lse = _attention(call)
@@ -94,26 +97,13 @@ def _attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     group = call.q.shape[2] // heads_k
     q = call.q.to(dtype).unflatten(2, (heads_k, group))
     k, v = call.k.to(dtype), call.v.to(dtype)
-    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * call.scale  # (batch, heads_k, group, seqlen_q, seqlen_k)
-    if call.softcap > 0.0:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    if call.attn_bias is not None:
-        bias = call.attn_bias.to(dtype)
-        scores = scores + (bias[:, :, None] if bias.shape[1] == 1 else bias.unflatten(1, (heads_k, group)))
+    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * call.options.scale  # (batch, heads_k, group, seqlen_q, seqlen_k)
     seqlen_q, seqlen_k = scores.shape[-2:]
-    keys = torch.arange(seqlen_k, device=q.device)
-    distance = keys - torch.arange(seqlen_k - seqlen_q, seqlen_k, device=q.device)[:, None]
-    slopes = slopes_of(call.alibi_slopes, call.batch, call.q.shape[2])
-    if slopes is not None:
-        scores = scores - slopes.to(dtype).unflatten(1, (heads_k, group))[..., None, None] * distance.abs()
-    left, right = call.window_size[0], 0 if call.causal else call.window_size[1]
-    if left >= 0:
-        scores = scores.masked_fill(distance < -left, -torch.inf)
-    if right >= 0:
-        scores = scores.masked_fill(distance > right, -torch.inf)
-    if call.s_aux is not None:  # one more column of scores, which has no value
-        column = call.s_aux.to(dtype).view(heads_k, group, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, column), -1)
+    options = modifiers.by_group(modifiers.by_head(call.options, call.batch, call.q.shape[2]), heads_k)
+    places = torch.arange(seqlen_k - seqlen_q, seqlen_k, device=q.device)[:, None]
+    scores, _ = modifiers.modified(scores, options, places, torch.arange(seqlen_k, device=q.device))
+    if options.s_aux is not None:  # one more column of scores, which has no value
+        scores = torch.cat((scores, options.s_aux.to(dtype).expand(*scores.shape[:-1], 1)), -1)
     if scores.shape[-1] == 0:
         scores = torch.cat((scores, scores.new_full((*scores.shape[:-1], 1), -torch.inf)), -1)
     origin = scores.detach().amax(-1, keepdim=True)

@@ -19,7 +19,7 @@ from flash_attn.backends import choice, sources
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.sources import Sources
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import AttentionCall, attention_call
 from flash_attn.kernels import assembly, providers
 from flash_attn.runtime import build_info, device
 from flash_attn.runtime.build_info import BuildInfo
@@ -165,7 +165,7 @@ def call(
 ) -> AttentionCall:  # fmt: skip
     dims = (head_dim, head_dim, value_dim or head_dim)
     q, k, v = (torch.empty(1, seqlen, 8, dim, dtype=dtype) for dim in dims)
-    return AttentionCall(q, k, v, softmax_scale=1.0, **options)
+    return attention_call(q, k, v, softmax_scale=1.0, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from assert_close import assert_close
 from flash_attn.backends import triton
 from flash_attn.backends.triton import autotune
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import AttentionCall, GradientCall, replace
+from flash_attn.calls import AttentionCall, GradientCall, attention_call, replace
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant, table
@@ -37,7 +37,7 @@ def searching(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def _call(dropout_p: float = 0.0) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(3)
     q, k, v, dout = (torch.randn(1, 33, 2, 32, device=DEVICE) for _ in range(4))
-    call = AttentionCall(q, k, v, 32**-0.5, True, dropout_p=dropout_p)
+    call = attention_call(q, k, v, softmax_scale=32**-0.5, causal=True, dropout_p=dropout_p)
     out, lse, _, rng_state = autotune.forward(call)
     grads = [torch.empty_like(q) for _ in range(3)]
     autotune.backward(GradientCall(replace(call, rng_state=rng_state), dout, out, lse, *grads))
@@ -46,7 +46,7 @@ def _call(dropout_p: float = 0.0) -> tuple[torch.Tensor, ...]:
 
 def _one_row() -> AttentionCall:
     q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
-    return AttentionCall(q, q, q, 1.0)
+    return attention_call(q, q, q, softmax_scale=1.0)
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # of the reference, in the thread of its backward

@@ -13,6 +13,7 @@ from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton
+from op_arguments import op_arguments
 from small_calls import in_one_graph
 
 torch.set_num_threads(2)
@@ -243,23 +244,24 @@ def test_compile(deterministic: bool) -> None:
 def test_opcheck() -> None:
     q, k, v, bias = _draw((1, 2))
     bias = bias.detach().clamp_min(-3.0).requires_grad_()
-    options = (0.25, True, 4, -1, 2.0, None, 0.0, False, None, None, None, 41, 37, None, None, bias)
+    options = {"softmax_scale": 0.25, "causal": True, "window_size": [4, -1], "softcap": 2.0}
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    op = torch.ops.flash_attn._extended_forward.default
-    torch.library.opcheck(op, (q, k, v, *options), test_utils=checks)
-    out, lse, _ = (x.detach() for x in op(q, k, v, *options))
-    saved = (torch.randn_like(out), *(x.detach() for x in (q, k, v)), out, lse, bias.detach())
-    op = torch.ops.flash_attn._bias_backward.default
-    torch.library.opcheck(op, (*saved, 0.25, True, 4, -1, 2.0, None), test_utils=checks)
+    op = torch.ops.flash_attn._extended_forward
+    arguments = op_arguments(op, q=q, k=k, v=v, attn_bias=bias, **options)
+    torch.library.opcheck(op.default, tuple(arguments), test_utils=checks)
+    out, lse, _ = (x.detach() for x in op(*arguments))
+    saved = {name: x.detach() for name, x in (("q", q), ("k", k), ("v", v), ("attn_bias", bias))}
+    op = torch.ops.flash_attn._extended_backward
+    arguments = op_arguments(op, dout=torch.randn_like(out), out=out, softmax_lse=lse, **saved, **options)
+    torch.library.opcheck(op.default, tuple(arguments), test_utils=checks)
 
 
 def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:
     q, k, v, bias = leaves = _draw((1, 1))
     bias = bias.detach().clamp_min(-3.0).requires_grad_()
     leaves = [q, k, v, bias]
-    out, lse, _ = torch.ops.flash_attn._extended_forward(
-        q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 41, 37, None, None, bias
-    )
+    op = torch.ops.flash_attn._extended_forward
+    out, lse, _ = op(*op_arguments(op, q=q, k=k, v=v, softmax_scale=0.25, attn_bias=bias))
     best, best_lse = reference.attention(q, k, v, attn_bias=bias, softmax_scale=0.25)
     got, wanted = (torch.autograd.grad((a.square().sum() + b.sum()), leaves) for a, b in ((lse, out), (best_lse, best)))
     for name, one, exact in zip(("dq", "dk", "dv", "dbias"), got, wanted, strict=True):

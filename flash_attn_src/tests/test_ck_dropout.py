@@ -13,7 +13,7 @@ from flash_attn import flash_attn_func
 from flash_attn.backends import recording
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends.ck import dropout as ck_dropout
-from flash_attn.calls import AttentionCall, replace
+from flash_attn.calls import attention_call, replace
 from flash_attn.runtime import ck_planner
 
 torch.set_num_threads(2)
@@ -63,7 +63,7 @@ def test_signed_probabilities() -> None:
     torch.manual_seed(0)
     q, k, v = tensors((2, 30, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=torch.float16)
     slopes = torch.rand(2, 4)
-    call = AttentionCall(q, k, v, 0.125, True, alibi_slopes=slopes)
+    call = attention_call(q, k, v, softmax_scale=0.125, causal=True, alibi_slopes=slopes)
     lse = torch_backend.forward(call).softmax_lse
     numbers = torch.randint(0, 256, (2, 4, 30, 40), dtype=torch.uint8)
     p = ck_dropout.signed_probabilities(replace(call, dropout_p=0.2), lse, numbers)

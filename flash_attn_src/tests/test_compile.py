@@ -12,6 +12,7 @@ from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import triton
 from flash_attn.custom_ops import dispatch
+from op_arguments import op_arguments
 from small_calls import in_one_graph, offsets, qkv
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -207,9 +208,14 @@ def test_opcheck_dropout(varlen: bool) -> None:
     if varlen:
         q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v))
         lengths = (offsets(0, 2, 12), offsets(0, 9, 18), 10, 9)
-    options = (0.25, True, 4, -1, 2.0, torch.rand(4), 0.5, True, torch.tensor([3, 4]))
-    op = torch.ops.flash_attn._extended_forward.default
-    torch.library.opcheck(op, (q, k, v, *options, *lengths, None, None, None), test_utils=OPCHECKS)
+    op = torch.ops.flash_attn._extended_forward
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    arguments = op_arguments(
+        op, q=q, k=k, v=v, softmax_scale=0.25, causal=True, window_size=[4, -1], softcap=2.0,
+        alibi_slopes=torch.rand(4), dropout_p=0.5, return_softmax=True, rng_state=torch.tensor([3, 4]),
+        **dict(zip(names, lengths, strict=True)),
+    )  # fmt: skip
+    torch.library.opcheck(op.default, tuple(arguments), test_utils=OPCHECKS)
 
 
 def _attend_with_dropout(varlen: bool) -> Callable[..., torch.Tensor]:

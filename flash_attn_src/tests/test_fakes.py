@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flash_attn.fp8  # noqa: F401 - registers its ops
@@ -13,6 +13,7 @@ from flash_attn import backends, flash_attn_func
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton
 from flash_attn.ops.triton import rotary  # noqa: F401 - registers its op
+from op_arguments import op_arguments
 from small_calls import in_one_graph
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
@@ -93,25 +94,35 @@ GRID = [
 ]  # fmt: skip
 
 
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+
+def _extended(tensors: Sequence[torch.Tensor], lengths: Sequence[Any] | None = None, **given: Any) -> list[Any]:
+    """Arguments of _extended_forward."""
+    given |= zip("qkv", tensors, strict=True)
+    given |= zip(LENGTHS, (None, None, 0, 0) if lengths is None else lengths, strict=True)
+    return op_arguments(OPS._extended_forward, softmax_scale=0.3, **given)
+
+
 @pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "wanted"), GRID)
 def test_forward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, wanted: bool) -> None:
     inputs = _dense(name, dtype, layout)
     heads = inputs[0].shape[2]
     rng_state = torch.tensor([1, 2]) if dropout_p else None
+    more = {"dropout_p": dropout_p, "rng_state": rng_state, "return_softmax": wanted}
     for slopes in (None, torch.rand(heads)):
         options = (0.3, True, -1, -1, 0.0, slopes)
         _agree(OPS._flash_attn_forward, [*inputs, dropout_p, *options, wanted])
         for sinks in (None, torch.randn(heads)):
-            more = [rng_state, None, None, 0, 0, None, sinks, None]
-            _agree(OPS._extended_forward, [*inputs, *options, dropout_p, wanted, *more])
+            given = {"causal": True, "alibi_slopes": slopes, "s_aux": sinks}
+            _agree(OPS._extended_forward, _extended(inputs, **more, **given))
     if not dropout_p:
         bias = torch.randn(1, heads, inputs[0].shape[1], inputs[1].shape[1]).to(dtype)
-        more = [None, None, None, 0, 0, None, None, bias]
-        _agree(OPS._extended_forward, [*inputs, 0.3, False, -1, -1, 0.0, None, 0.0, wanted, *more])
+        _agree(OPS._extended_forward, _extended(inputs, **more, attn_bias=bias))
     rows, lengths = _packed(name, dtype, layout)
     _agree(OPS._flash_attn_varlen_forward, [*rows, *lengths, dropout_p, 0.3, True, -1, -1, 0.0, None, wanted])
-    more = [rng_state, *lengths, None, torch.randn(heads), None]
-    _agree(OPS._extended_forward, [*rows, 0.3, False, 3, -1, 2.0, None, dropout_p, wanted, *more])
+    given = {"window_size": [3, -1], "softcap": 2.0, "s_aux": torch.randn(heads)}
+    _agree(OPS._extended_forward, _extended(rows, lengths, **more, **given))
 
 
 @pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "wanted"), [row for row in GRID if not row[-1]])
@@ -120,25 +131,25 @@ def test_backward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, 
     inputs = _dense(name, dtype, layout)
     heads = inputs[0].shape[2]
     rng_state = torch.tensor([1, 2]) if dropout_p else None
-    out, lse, _ = OPS._extended_forward(
-        *inputs, 0.3, True, -1, -1, 0.0, None, dropout_p, wanted, rng_state, None, None, 0, 0, None, None, None
-    )
+    more = {"causal": True, "dropout_p": dropout_p, "rng_state": rng_state, "return_softmax": wanted}
+    out, lse, _ = OPS._extended_forward(*_extended(inputs, **more))
     into = [torch.empty_like(x) for x in inputs]
     options = [dropout_p, 0.3, True, -1, -1, 0.0, None, False, rng_state]
     for statistics in (lse, lse.transpose(1, 2).contiguous().transpose(1, 2), lse.transpose(1, 2)):
         _agree(OPS._flash_attn_backward, [out, *inputs, out, statistics, *into, *options])
         if statistics.shape == lse.shape and not dropout_p:
             bias = torch.randn(1, heads, inputs[0].shape[1], inputs[1].shape[1]).to(dtype)
-            tail = [bias.expand(2, -1, -1, -1), 0.3, True, -1, -1, 0.0, torch.randn(heads)]
-            _agree(OPS._bias_backward, [out, *inputs, out, statistics, *tail])
+            _agree(OPS._extended_backward, op_arguments(
+                OPS._extended_backward, **dict(zip("qkv", inputs, strict=True)), dout=out, out=out,
+                softmax_lse=statistics, softmax_scale=0.3, causal=True, s_aux=torch.randn(heads),
+                attn_bias=bias.expand(2, -1, -1, -1),
+            ))  # fmt: skip
         if statistics.shape == lse.shape:
             for softmax_d, dlse in ((statistics, None), (None, lse), (lse, statistics)):
                 sinks = torch.randn(2 * heads).half()[::2]
                 _agree(OPS._sink_gradient, [sinks, statistics, softmax_d, dlse])
     rows, lengths = _packed(name, dtype, layout)
-    out, lse, _ = OPS._extended_forward(
-        *rows, 0.3, True, -1, -1, 0.0, None, dropout_p, wanted, rng_state, *lengths, None, None, None
-    )
+    out, lse, _ = OPS._extended_forward(*_extended(rows, lengths, **more))
     into = [torch.empty_like(x) for x in rows]
     for statistics in (lse, lse.t()):
         _agree(OPS._flash_attn_varlen_backward, [out, *rows, out, statistics, *into, *lengths, *options])
@@ -152,8 +163,16 @@ def test_paged_forward(layout: str) -> None:
     table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
     lengths = [cu, torch.tensor([0, 6, 13], dtype=torch.int32), 3, 8]
     _agree(OPS._flash_attn_varlen_forward, [q, pages, pages, *lengths, 0.0, 0.3, True, -1, -1, 0.0, None, True, table])
-    more = [None, *lengths, table, torch.randn(4), None]
-    _agree(OPS._extended_forward, [q, pages, pages, 0.3, True, -1, -1, 0.0, None, 0.0, True, *more])
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    given = {
+        "softmax_scale": 0.3,
+        "causal": True,
+        "return_softmax": True,
+        "block_table": table,
+        "s_aux": torch.randn(4),
+    }
+    given |= zip(names, lengths, strict=True)
+    _agree(OPS._extended_forward, op_arguments(OPS._extended_forward, q=q, k=pages, v=pages, **given))
 
 
 def _caches() -> Iterator[Arguments]:
@@ -169,16 +188,17 @@ def _caches() -> Iterator[Arguments]:
         lengths = torch.tensor([3, 5], dtype=torch.int32)
         cu = torch.tensor([0, 1, 4], dtype=torch.int32) if packed else None
         qv = _layouts((*q.shape[:-1], dim_v), torch.float16, layout)
-        yield [
-            q, k_cache, v_cache, k, v, None, None, lengths, None, None, None, table, 0.3, True, -1, -1, 0.0, True, None,
-            0, cu, 3 if packed else 0, None, None, 0, 0, None, None, None, torch.randn(4), qv,
-        ]  # fmt: skip
+        yield op_arguments(
+            OPS._flash_attn_with_kvcache, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, cache_seqlens=lengths,
+            block_table=table, softmax_scale=0.3, causal=True, cu_seqlens_q=cu, max_seqlen_q=3 if packed else 0,
+            s_aux=torch.randn(4), qv=qv,
+        )  # fmt: skip
     q, cache = (torch.randn(2, 3, 2, 16).to(torch.float8_e4m3fn) for _ in range(2))
     factor = torch.ones(2, 2)
-    yield [
-        q, cache, cache.clone(), None, None, None, None, None, 3, None, None, None, 0.3, True, -1, -1, 0.0, True, None,
-        0, None, 0, None, None, 0, 0, factor, factor, factor, None, None,
-    ]  # fmt: skip
+    yield op_arguments(
+        OPS._flash_attn_with_kvcache, q=q, k_cache=cache, v_cache=cache.clone(), cache_length=3, softmax_scale=0.3,
+        causal=True, q_descale=factor, k_descale=factor, v_descale=factor,
+    )  # fmt: skip
 
 
 def test_caches() -> None:
@@ -189,14 +209,16 @@ def test_caches() -> None:
 @pytest.mark.parametrize("layout", ["dense", "heads first", "cut"])
 def test_fp8_and_rotary(layout: str) -> None:
     q, k, v = _dense("group", torch.bfloat16, layout)
-    options = [0.25, True, -1, -1, 0.0, None]
+    op, options = OPS._fp8_forward, {"softmax_scale": 0.25, "causal": True}
     descale = torch.rand(2, 2).t()
     for given in (None, descale):
-        _agree(OPS._fp8_forward, [q, k, v, None, given, given, *options, 0.0, None, None, None, 0, 0])
+        _agree(op, op_arguments(op, q=q, k=k, v=v, descale_k=given, descale_v=given, **options))
     _agree(OPS._fp8_there_and_back, [k, descale, None])
     rows, lengths = _packed("group", torch.bfloat16, layout)
     factors = torch.rand(lengths[0].shape[0] - 1, 2)
-    _agree(OPS._fp8_forward, [*rows, None, factors, None, *options, 0.3, torch.tensor([1, 2]), *lengths])
+    options |= zip(LENGTHS, lengths, strict=True)
+    options |= {"dropout_p": 0.3, "rng_state": torch.tensor([1, 2]), "descale_k": factors}
+    _agree(op, op_arguments(op, **dict(zip("qkv", rows, strict=True)), **options))
     _agree(OPS._fp8_there_and_back, [rows[1], factors, lengths[1]])
     for half in (0, 4, 8):
         tables = [torch.rand(9, half), torch.rand(9, half)]
@@ -212,17 +234,16 @@ def test_the_kernels_results() -> None:
         for name, layout in (("group", "heads first"), ("values", "cut")):
             inputs = _dense(name, torch.float32, layout)
             seeds = torch.tensor([1, 2])
+            given = {"causal": True}
             for dropout_p in (0.0, 0.3):
-                rng_state = seeds if dropout_p else None
-                more = [rng_state, None, None, 0, 0, None, None, None]
-                _agree(OPS._extended_forward, [*inputs, 0.3, True, -1, -1, 0.0, None, dropout_p, True, *more])
+                more = {"rng_state": seeds if dropout_p else None, "dropout_p": dropout_p, "return_softmax": True}
+                _agree(OPS._extended_forward, _extended(inputs, **given, **more))
                 _agree(OPS._flash_attn_forward, [*inputs, dropout_p, 0.3, True, -1, -1, 0.0, None, True])
-            out, lse, _ = OPS._extended_forward(
-                *inputs, 0.3, True, -1, -1, 0.0, None, 0.0, False, *[None] * 3, 0, 0, *[None] * 3
-            )
+            out, lse, _ = OPS._extended_forward(*_extended(inputs, **given))
             bias = torch.randn(1, 1, inputs[0].shape[1], inputs[1].shape[1])
-            tail = [bias, 0.3, True, -1, -1, 0.0, None]
-            _agree(OPS._bias_backward, [out, *inputs, out, lse, *tail])
+            op = OPS._extended_backward
+            given |= {"softmax_scale": 0.3, "attn_bias": bias, **dict(zip("qkv", inputs, strict=True))}
+            _agree(op, op_arguments(op, **given, dout=out, out=out, softmax_lse=lse))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -13,9 +13,10 @@ from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.torch import fp8 as oracle
 from flash_attn.backends.triton import fp8 as backend
-from flash_attn.calls import AttentionCall, CacheCall, replace
+from flash_attn.calls import attention_call, cache_call, replace
 from flash_attn.kernels import targets, tuning, variants
 from flash_attn.runtime import device, jit
+from op_arguments import op_arguments
 from small_calls import in_one_graph
 
 GPU = torch.cuda.is_available()
@@ -109,7 +110,7 @@ def _both(
     if options.get("alibi_slopes"):
         options["alibi_slopes"] = torch.rand(tensors[0].shape[-2], device=DEVICE)
     cu_seqlens_q, cu_seqlens_k = cu or (None, None)
-    attention = AttentionCall(
+    attention = attention_call(
         *tensors, **options, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest[0],
         max_seqlen_k=longest[1], descales=(None, None, None),
     )  # fmt: skip
@@ -149,7 +150,7 @@ def test_one_tensor_for_q_k_and_v() -> None:
     q, k = _draw(1, 70, 2, 64), _draw(1, 70, 2, 64, seed=1)
     for shared, apart in (((q, k, k), (q, k, k.clone())), ((q, q, q), (q, q.clone(), q.clone()))):
         (out, lse, *_), (wanted, wanted_lse, *_) = (
-            backend.fp8_forward(AttentionCall(*each, 0.125, True, descales=(None, None, None)))
+            backend.fp8_forward(attention_call(*each, softmax_scale=0.125, causal=True, descales=(None, None, None)))
             for each in (shared, apart)
         )
         assert torch.equal(out, wanted)
@@ -183,36 +184,45 @@ def test_the_kernels_in_one_compiled_graph(varlen: bool) -> None:
 def test_opcheck() -> None:
     q, k, v = (_draw(1, 20, 2, 16, seed=seed) for seed in range(3))
     descale = torch.rand(1, 2, device=DEVICE) + 0.5
-    options = (0.25, True, -1, -1, 0.0, None, 0.5, torch.tensor([3, 4], device=DEVICE))
-    op = torch.ops.flash_attn._fp8_forward.default
+    options = {
+        "softmax_scale": 0.25,
+        "causal": True,
+        "dropout_p": 0.5,
+        "rng_state": torch.tensor([3, 4], device=DEVICE),
+    }
+    op = torch.ops.flash_attn._fp8_forward
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(op, (q, k, v, None, descale, None, *options, None, None, 20, 20), test_utils=checks)
+    arguments = op_arguments(op, q=q, k=k, v=v, descale_k=descale, max_seqlen_q=20, max_seqlen_k=20, **options)
+    torch.library.opcheck(op.default, tuple(arguments), test_utils=checks)
     round_trip = torch.ops.flash_attn._fp8_there_and_back.default
     torch.library.opcheck(round_trip, (q, descale, None), test_utils=checks)
-    rows = (x.flatten(0, 1) for x in (q, k, v))
+    rows = {name: x.flatten(0, 1) for name, x in (("q", q), ("k", k), ("v", v))}
     cu = _offsets(5, 15)
-    descale = descale.expand(2, 2)
-    torch.library.opcheck(op, (*rows, None, descale, None, *options, cu, cu, 15, 15), test_utils=checks)
+    lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 15, "max_seqlen_k": 15}
+    arguments = op_arguments(op, **rows, descale_k=descale.expand(2, 2), **lengths, **options)
+    torch.library.opcheck(op.default, tuple(arguments), test_utils=checks)
 
 
 def test_ops_return_contiguous_tensors() -> None:
     """As their fakes say, of which opcheck asks the shapes alone."""
     q, k = _draw(2, 5, 4, 16), _draw(2, 5, 1, 16, seed=1).expand(2, 5, 2, 16)
     descale = torch.rand(2, 2, device=DEVICE).t() + 0.5
-    options = (0.25, True, -1, -1, 0.0, None, 0.0, None, None, None, 5, 5)
-    results = torch.ops.flash_attn._fp8_forward(q, k, k, None, descale, None, *options)
+    op = torch.ops.flash_attn._fp8_forward
+    results = op(*op_arguments(op, q=q, k=k, v=k, descale_k=descale, softmax_scale=0.25, causal=True))
     again = torch.ops.flash_attn._fp8_there_and_back(k, descale, None)
     assert all(x.is_contiguous() for x in (*results, again))
 
 
 def test_precomputed_scales_and_fp8_inputs_give_the_same_result() -> None:
     tensors = _draw(2, 40, 2, 64), _draw(2, 50, 1, 64, seed=1), _draw(2, 50, 1, 64, seed=2)
-    call = AttentionCall(*tensors, 0.125, True, descales=(None, None, None))
+    call = attention_call(*tensors, softmax_scale=0.125, causal=True, descales=(None, None, None))
     out, lse, _, descales = backend.fp8_forward(call)
     again, again_lse, *_ = backend.fp8_forward(replace(call, descales=descales))
     assert _error(again, out) < 2e-3
     small = [backend.cast(x, _format(), None, None, False)[0] for x in tensors]
-    moved, moved_lse, *_ = backend.fp8_forward(AttentionCall(*small, 0.125, True, descales=descales))
+    moved, moved_lse, *_ = backend.fp8_forward(
+        attention_call(*small, softmax_scale=0.125, causal=True, descales=descales)
+    )
     assert ((moved.float() - out).abs() <= out.abs() / 128).all()  # as it is rounded to bf16
     assert torch.equal(moved_lse, lse)
     assert torch.allclose(again_lse, lse, atol=1e-3)
@@ -349,9 +359,9 @@ def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
         caches = [cache.view(12, 16, 2, 64) for cache in caches]
         table = torch.arange(12, device=DEVICE).int().view(2, 6)
     lengths = torch.tensor([60, 11], device=DEVICE).int()
-    call = CacheCall(
-        small[0], *caches, 0.125, *small[1:], cache_seqlens=lengths, block_table=table, causal=True, num_splits=3,
-        descales=descales,
+    call = cache_call(
+        small[0], *caches, softmax_scale=0.125, **dict(zip("kv", small[1:], strict=False)), cache_seqlens=lengths,
+        block_table=table, causal=True, num_splits=3, descales=descales,
     )  # fmt: skip
     results = []
     for function in (triton_backend.kvcache, torch_backend.kvcache):

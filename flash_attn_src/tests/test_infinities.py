@@ -9,7 +9,7 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from triton_calls import DEVICE, GPU, Options, run
 
 
@@ -41,7 +41,7 @@ def _out(size: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, t
     q[..., 0] = k[..., 0] = root
     q, k, v = (x.to(DEVICE, dtype) for x in (q, k, v))
     scale = size / root**2
-    out = backend.forward(AttentionCall(q, k, v, scale)).out
+    out = backend.forward(attention_call(q, k, v, softmax_scale=scale)).out
     exact, rough = ((q.to(t)[0, :, 0] @ k.to(t)[0, :, 0].T * scale).softmax(1) @ v.to(t)[0, :, 0]
                     for t in (torch.float64, torch.float32))  # fmt: skip
     return out[0, :, 0], exact, rough

@@ -8,7 +8,7 @@ from flash_attn import backends
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.torch.int8 import round_trip
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels import targets, tuning, variants
 from flash_attn.kernels.int8_rows import KEY_ROWS, QUERY_ROWS
@@ -96,7 +96,7 @@ def test_the_kernels_do_what_pytorch_does(sq: int, sk: int, dim: int, causal: bo
 def test_the_error_is_that_of_8_bits(causal: bool) -> None:
     """A quarter of FP8's at most. Without the mean subtracted, keys with a large common part lose their small part."""
     q, k, v = (x.float() for x in _inputs(200, 300, 128, torch.bfloat16))
-    exact, exact_lse = torch_backend.forward(AttentionCall(q, k, v, 128**-0.5, causal))[:2]
+    exact, exact_lse = torch_backend.forward(attention_call(q, k, v, softmax_scale=128**-0.5, causal=causal))[:2]
     small = [x.to(torch.bfloat16) for x in (q, k, v)]
     out, lse = flash_attn_int8_func(*small, causal=causal, return_lse=True)
     assert _error(out, exact) < 0.015

@@ -10,7 +10,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_attn.backends import torch as oracle
-from flash_attn.calls import CacheCall
+from flash_attn.calls import cache_call
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 
@@ -66,9 +66,11 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
         def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
             copies = [cache.to(compute, copy=True) for cache in caches]  # noqa: B023
             tables = [None if x is None else x.to(compute) for x in (cos, sin)]  # noqa: B023
-            out, lse = oracle.kvcache(CacheCall(
-                q.to(compute), *copies, dim**-0.5, *(x.to(compute) for x in new), *tables, lengths, lines, pad, table,  # noqa: B023
-                causal, window, softcap, True, slopes,  # noqa: B023
+            k, v = (x.to(compute) for x in new)  # noqa: B023
+            out, lse = oracle.kvcache(cache_call(
+                q.to(compute), *copies, softmax_scale=dim**-0.5, k=k, v=v, rotary_cos=tables[0], rotary_sin=tables[1],  # noqa: B023
+                cache_seqlens=lengths, cache_batch_idx=lines, cache_leftpad=pad, block_table=table, causal=causal,  # noqa: B023
+                window_size=window, softcap=softcap, alibi_slopes=slopes,  # noqa: B023
             ))  # fmt: skip
             return [out, lse, *copies]
 

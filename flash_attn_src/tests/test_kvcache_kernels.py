@@ -16,7 +16,7 @@ from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import cache as triton_cache
 from flash_attn.backends.triton import decode as triton_decode
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import CacheCall, replace
+from flash_attn.calls import cache_call, replace
 from flash_attn.kernels import flags, splits, tuning, variants
 
 GPU = torch.cuda.is_available()
@@ -140,7 +140,7 @@ def _call(
     def run(function: Any, compute: torch.dtype) -> list[torch.Tensor]:
         copies = [cache.to(compute, copy=True) for cache in caches]
         tensors = {name: x.to(compute) for name, x in (new | tables).items()}
-        out, lse = function(CacheCall(q.to(compute), *copies, **tensors, **options))
+        out, lse = function(cache_call(q.to(compute), *copies, **tensors, **options))
         return [out, lse, *copies]
 
     # If many queries keep the GPU busy, the kernel of attention without a cache serves them.
@@ -266,12 +266,16 @@ def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pyte
     before = [cache.clone() for cache in caches]
     lengths = torch.tensor([30, -2, 40], dtype=torch.int32, device=DEVICE)
     splits = 2 if queries == 4 else 0
-    out, _ = backend.kvcache(CacheCall(q, *caches, 0.25, k, v, cache_seqlens=lengths, num_splits=splits))
+    out, _ = backend.kvcache(
+        cache_call(q, *caches, softmax_scale=0.25, k=k, v=v, cache_seqlens=lengths, num_splits=splits)
+    )
     for cache, old, new in zip(caches, before, (k, v), strict=True):
         assert torch.equal(cache[0], torch.cat([old[0, :30], new[0, :2]]))
         assert torch.equal(cache[1], torch.cat([new[1, 2:], old[1, 2:]]))
         assert torch.equal(cache[2], old[2])
-    whole, _ = oracle.kvcache(CacheCall(q[::2], *(cache[::2] for cache in caches), 0.25, cache_seqlens=32))
+    whole, _ = oracle.kvcache(
+        cache_call(q[::2], *(cache[::2] for cache in caches), softmax_scale=0.25, cache_seqlens=32)
+    )
     assert_close("out", out[::2], whole, tiny=1e-5)
 
 
@@ -283,9 +287,9 @@ def test_caches_with_gaps_are_written_in_place() -> None:
     q, k, v = (torch.randn(2, 3, 2, 16, device=DEVICE) for _ in range(3))
     given = {"k": k, "v": v, "cache_seqlens": 20, "causal": True}
     wanted_caches = [x.contiguous() for x in odd]
-    wanted, _ = oracle.kvcache(CacheCall(q, *wanted_caches, 0.25, **given))
+    wanted, _ = oracle.kvcache(cache_call(q, *wanted_caches, softmax_scale=0.25, **given))
     for caches in (odd, swapped):
-        out, _ = backend.kvcache(CacheCall(q, *caches, 0.25, **given))
+        out, _ = backend.kvcache(cache_call(q, *caches, softmax_scale=0.25, **given))
         assert_close("out", out, wanted, tiny=1e-5)
         assert all(map(torch.equal, caches, wanted_caches))
 
@@ -294,7 +298,9 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 16, device=DEVICE)
     cache = torch.zeros(1, 32, 1, 16, device=DEVICE)
     table = torch.zeros(8, 8, device=DEVICE)
-    call = CacheCall(q, cache, cache, 1.0, q, q, table, table, 9, causal=True)
+    call = cache_call(
+        q, cache, cache, softmax_scale=1.0, k=q, v=q, rotary_cos=table, rotary_sin=table, cache_seqlens=9, causal=True
+    )
     with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 10"):
         backend.kvcache(call)
     lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
@@ -303,7 +309,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return backend.kvcache(CacheCall(q, k, v, 0.25, **{"causal": True, "num_splits": 1, **options}))
+    return backend.kvcache(cache_call(q, k, v, softmax_scale=0.25, **{"causal": True, "num_splits": 1, **options}))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4])

@@ -14,7 +14,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as backend
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 
 torch.set_num_threads(2)
 
@@ -109,8 +109,9 @@ def test_seqused_and_leftpad() -> None:
     (q, k, v), lengths = _varlen([5, 130], [90, 200])
     used, pads = torch.tensor([70, 0], dtype=torch.int32), torch.tensor([11, 0], dtype=torch.int32)
     cu_seqlens_q, cu_seqlens_k, longest_q, longest_k = lengths
-    out, lse, _, _ = backend.forward(AttentionCall(
-        q, k, v, 0.25, True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest_q,
+    out, lse, _, _ = backend.forward(attention_call(
+        q, k, v, softmax_scale=0.25, causal=True, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest_q,
         max_seqlen_k=longest_k, seqused_k=used, leftpad_k=pads,
     ))  # fmt: skip
     wanted, wanted_lse = reference.attention(
@@ -121,7 +122,9 @@ def test_seqused_and_leftpad() -> None:
     assert not bool(out[5:].any())
     dense = torch.stack([q[:5], q[5:10]])
     caches = [torch.stack([x[:90], x[90:180]]) for x in (k, v)]
-    out, lse, _, _ = backend.forward(AttentionCall(dense, *caches, 0.25, True, seqused_k=used, leftpad_k=pads))
+    out, lse, _, _ = backend.forward(
+        attention_call(dense, *caches, softmax_scale=0.25, causal=True, seqused_k=used, leftpad_k=pads)
+    )
     assert_close("out", out[0], wanted[0])
     assert_close("lse", lse[0], wanted_lse[0])
     assert bool((lse[1] == torch.inf).all())

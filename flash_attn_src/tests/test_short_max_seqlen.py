@@ -13,7 +13,7 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import gradients as triton_gradients
-from flash_attn.calls import AttentionCall, CacheCall
+from flash_attn.calls import attention_call, cache_call
 from flash_attn.ops.triton import rotary
 from triton_calls import DEVICE, GPU, Lengths, Options, run
 
@@ -86,8 +86,9 @@ def _cache_call(max_seqlen_q: int, num_splits: int, **more: Any) -> tuple[torch.
     q = _draw(sum(lengths_q), 4)
     k, v = (_draw(3 * 320, 2, seed=seed).view(3, 320, 2, 16) for seed in (2, 3))
     used = torch.tensor(lengths_k, dtype=torch.int32, device=DEVICE)
-    return backend.kvcache(CacheCall(
-        q, k, v, 0.25, cache_seqlens=used, causal=True, num_splits=num_splits, cu_seqlens_q=_offsets(lengths_q),
+    return backend.kvcache(cache_call(
+        q, k, v, softmax_scale=0.25, cache_seqlens=used, causal=True, num_splits=num_splits,
+        cu_seqlens_q=_offsets(lengths_q),
         max_seqlen_q=max_seqlen_q, **more,
     ))  # fmt: skip
 
@@ -128,9 +129,9 @@ def test_fp8() -> None:
     cu = _offsets(lengths)
 
     def attend(longest: int) -> torch.Tensor:
-        return backend.fp8_forward(AttentionCall(
-            q, k, v, 0.2, True, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest,
-            descales=(None, None, None),
+        return backend.fp8_forward(attention_call(
+            q, k, v, softmax_scale=0.2, causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest,
+            max_seqlen_k=longest, descales=(None, None, None),
         )).out  # fmt: skip
 
     assert torch.equal(attend(4), attend(300))

@@ -17,7 +17,8 @@ from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import cache as triton_cache
-from flash_attn.calls import CacheCall
+from flash_attn.calls import cache_call, replace
+from op_arguments import op_arguments
 from small_calls import in_one_graph, offsets
 
 torch.set_num_threads(2)
@@ -211,23 +212,19 @@ def test_a_cache(name: str) -> None:
         count = 128 // pages
         k, v = (x[:, : count * pages].reshape(3 * count, pages, 2, 16) for x in (k, v))
         table = torch.arange(3 * count - 1, -1, -1, dtype=torch.int32, device=DEVICE).view(3, count)
-    call = CacheCall(
-        q, k, v, 0.25, cache_seqlens=torch.tensor([100, 0, 33], dtype=torch.int32, device=DEVICE), block_table=table,
-        s_aux=sinks, **options,
+    lengths = torch.tensor([100, 0, 33], dtype=torch.int32, device=DEVICE)
+    call = cache_call(
+        q, k, v, softmax_scale=0.25, cache_seqlens=lengths, block_table=table, s_aux=sinks, **options,
     )  # fmt: skip
     best, best_lse = oracle.kvcache(call)
     with mock.patch.object(triton_cache, "_keeps_whole", return_value=whole):
         out, lse = triton.kvcache(call)
-        halves, _ = triton.kvcache(CacheCall(**{**_fields(call), "s_aux": sinks.half()}))
+        halves, _ = triton.kvcache(replace(call, s_aux=sinks.half()))
     assert_close("out", out, best, tiny=2e-3)
     assert_close("lse", lse, best_lse, tiny=2e-5)
     assert_close("out with fp16 sinks", halves, best, tiny=2e-3)
     assert not out[1].any()
     assert_close("lse of an empty sequence", lse[1], sinks[:, None].expand(4, 2), tiny=1e-6)
-
-
-def _fields(call: CacheCall) -> dict[str, Any]:
-    return {name: getattr(call, name) for name in CacheCall.__slots__}
 
 
 def test_the_public_function_of_a_cache() -> None:
@@ -305,9 +302,12 @@ def test_compile_a_cache() -> None:
 
 def test_opcheck() -> None:
     q, k, v, sinks = _draw()
-    options = (0.25, True, 4, -1, 2.0, None, 0.0, False, None, None, None, 40, 29, None, sinks, None)
+    op = torch.ops.flash_attn._extended_forward
+    arguments = op_arguments(
+        op, q=q, k=k, v=v, softmax_scale=0.25, causal=True, window_size=[4, -1], softcap=2.0, s_aux=sinks
+    )
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    torch.library.opcheck(torch.ops.flash_attn._extended_forward.default, (q, k, v, *options), test_utils=checks)
+    torch.library.opcheck(op.default, tuple(arguments), test_utils=checks)
     lse = torch.randn(2, 4, 40, device=DEVICE)
     op = torch.ops.flash_attn._sink_gradient.default
     torch.library.opcheck(op, (sinks.detach(), lse, torch.randn_like(lse), None), test_utils=checks)
@@ -315,9 +315,8 @@ def test_opcheck() -> None:
 
 def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:
     q, k, v, sinks = leaves = _draw()
-    out, lse, _ = torch.ops.flash_attn._extended_forward(
-        q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 29, None, sinks, None
-    )
+    op = torch.ops.flash_attn._extended_forward
+    out, lse, _ = op(*op_arguments(op, q=q, k=k, v=v, softmax_scale=0.25, s_aux=sinks))
     best, best_lse = reference.attention(q, k, v, s_aux=sinks, softmax_scale=0.25)
     for both_of in ((lse, best_lse), (lse + out.sum(), best_lse + best.sum())):
         got, wanted = (
@@ -345,8 +344,9 @@ def test_a_second_derivative(by_op: bool) -> None:
     def attention(scaled: torch.Tensor) -> torch.Tensor:
         if not by_op:
             return flash_attn.flash_attn_func(q.detach(), k.detach(), v.detach(), s_aux=scaled)
-        options = (0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 29, None, scaled, None)
-        return torch.ops.flash_attn._extended_forward(q, k, v, *options)[0]
+        op = torch.ops.flash_attn._extended_forward
+        result: torch.Tensor = op(*op_arguments(op, q=q, k=k, v=v, softmax_scale=0.25, s_aux=scaled))[0]
+        return result
 
     results = []
     for function in (attention, lambda scaled: reference.attention(q, k, v, s_aux=scaled, softmax_scale=0.25)[0]):

@@ -15,7 +15,7 @@ from flash_attn import backends
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.triton import sparse as lists
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from flash_attn.kernels import launches, targets, tuning
 from flash_attn.kernels.operation import SPARSE_BLOCK
 from flash_attn.kernels.variants import Variant
@@ -115,8 +115,10 @@ def test_the_logsumexp(backend: str) -> None:  # noqa: ARG001
 def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool) -> None:
     sq, sk, block = 300, 420, (64, 128)
     mask = _mask(1, 2, (sq, sk), block, 0.4)
-    call = AttentionCall(_draw(1, sq, 2, 64), _draw(1, sk, 2, 64), _draw(1, sk, 2, 64), 1.0, window_size=(90, 200))
-    call.block_mask = mask
+    call = attention_call(
+        _draw(1, sq, 2, 64), _draw(1, sk, 2, 64), _draw(1, sk, 2, 64), softmax_scale=1.0, window_size=(90, 200)
+    )
+    call.options.block_mask = mask
     (order, counts, _), numbers = lists.lists_of(call, *tile, by_keys=by_keys)
     visible = _visible(mask, sq, sk, False, (90, 200))[0]
     rows, cols = -(-sq // tile[0]), -(-sk // tile[1])
@@ -138,8 +140,8 @@ def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool)
 
 def test_lists_follow_their_mask() -> None:
     mask = _mask(1, 1, (256, 256), (128, 128), 2.0)
-    call = AttentionCall(*(_draw(1, 256, 1, 64) for _ in range(3)), 1.0)
-    call.block_mask = mask
+    call = attention_call(*(_draw(1, 256, 1, 64) for _ in range(3)), softmax_scale=1.0)
+    call.options.block_mask = mask
     before = lists.lists_of(call, 64, 64)
     assert lists.lists_of(call, 64, 64) is before
     mask.seen[0, 0, 0, 1] = False
@@ -283,8 +285,8 @@ def test_bands_and_lines() -> None:
 
 def test_lists_of_a_captured_graph_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = _mask(1, 1, (128, 128), (64, 64), 0.5)
-    call = AttentionCall(*(_draw(1, 128, 1, 64) for _ in range(3)), 1.0)
-    call.block_mask = mask
+    call = attention_call(*(_draw(1, 128, 1, 64) for _ in range(3)), softmax_scale=1.0)
+    call.options.block_mask = mask
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
     captured = lists.lists_of(call, 64, 64)
@@ -324,8 +326,8 @@ def test_a_mask_of_inference_mode_may_change(backend: str) -> None:  # noqa: ARG
 
 def test_lists_of_old_versions_are_dropped() -> None:
     mask = _mask(1, 1, (128, 128), (64, 64), 2.0)
-    call = AttentionCall(*(_draw(1, 128, 1, 64) for _ in range(3)), 1.0)
-    call.block_mask = mask
+    call = attention_call(*(_draw(1, 128, 1, 64) for _ in range(3)), softmax_scale=1.0)
+    call.options.block_mask = mask
     for _ in range(3):
         mask.seen.logical_not_()
         lists.lists_of(call, 64, 64)

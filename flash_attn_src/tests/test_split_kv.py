@@ -14,7 +14,7 @@ from flash_attn.backends import split_kv
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.calls import AttentionCall, GradientCall, attention_call
 from flash_attn.kernels import tuning
 
 GPU = torch.cuda.is_available()
@@ -39,7 +39,7 @@ def _both(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: dict[str, Any], **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both backends' out and lse agree, and the Triton backend's, which are returned, come in splits of the keys."""
-    call = AttentionCall(q, k, v, q.shape[-1] ** -0.5, **{"causal": True, **options, **lengths})
+    call = attention_call(q, k, v, softmax_scale=q.shape[-1] ** -0.5, **{"causal": True, **options, **lengths})
     with (
         mock.patch.object(split_kv, "_LEAST_KEYS", 1),
         mock.patch.object(split_kv, "are_faster", return_value=True),
@@ -97,7 +97,7 @@ def test_the_backward_follows_a_split_forward(packed: bool) -> None:
     results = []
     for one in (backend, oracle):
         gradients = [torch.empty_like(x) for x in tensors]
-        call = AttentionCall(*tensors, 24**-0.5, True, **lengths)
+        call = attention_call(*tensors, softmax_scale=24**-0.5, causal=True, **lengths)
         one.backward(GradientCall(call, dout, out, lse, *gradients))
         results.append(gradients)
     for name, found, wanted in zip(("dq", "dk", "dv"), *results, strict=True):
@@ -171,7 +171,12 @@ def test_a_window_has_few_keys() -> None:
     def cached(causal: bool, left: int, right: int) -> bool:
         gpu = mock.Mock(compute_units=132)
         with mock.patch.object(split_kv.device, "of", return_value=gpu):
-            return split_kv.as_cache_call(64, AttentionCall(q, k, k, 1.0, causal, (left, right))) is not None
+            return (
+                split_kv.as_cache_call(
+                    64, attention_call(q, k, k, softmax_scale=1.0, causal=causal, window_size=(left, right))
+                )
+                is not None
+            )
 
     assert cached(True, -1, -1)
     assert cached(False, 100, -1)
@@ -184,7 +189,7 @@ def test_dropout_has_the_forward_kernel() -> None:
     q, k = _draw(1, 1, 2, 24), _draw(1, 600, 1, 24)
     rng_state = torch.tensor([1, 2], device=DEVICE)
     with mock.patch.object(split_kv, "are_faster") as asked:
-        backend.forward(AttentionCall(q, k, k, 1.0, dropout_p=0.5, rng_state=rng_state))
+        backend.forward(attention_call(q, k, k, softmax_scale=1.0, dropout_p=0.5, rng_state=rng_state))
     assert not asked.called
 
 
@@ -199,7 +204,7 @@ def test_a_split_forward_keeps_each_option() -> None:
     kept = {field.name for field in fields(AttentionCall)} - RENAMED - WITHOUT_SPLITS
     values: dict[str, Any] = {name: object() for name in kept}
     values["q"] = torch.zeros(1, 2, 3, 4)
-    call = AttentionCall(**values, k=torch.zeros(1, 5, 3, 4), v=torch.zeros(1, 5, 3, 4))
+    call = attention_call(**values, k=torch.zeros(1, 5, 3, 4), v=torch.zeros(1, 5, 3, 4))
     call.cu_seqlens_q = None
     cached = split_kv.cache_call_of(call)
     assert {name for name in kept if getattr(cached, name) is not getattr(call, name)} == set()
@@ -209,4 +214,4 @@ def test_sinks() -> None:
     sinks = torch.tensor([2.0, -1.0, 3.0, 0.5], device=DEVICE)
     q, k, v = _draw(2, 5, 4, 16), _draw(2, 100, 2, 16), _draw(2, 100, 2, 16)
     out, _ = _both(q, k, v, DENSE, s_aux=sinks)
-    assert not torch.allclose(out, backend.forward(AttentionCall(q, k, v, 0.25, causal=True)).out)
+    assert not torch.allclose(out, backend.forward(attention_call(q, k, v, softmax_scale=0.25, causal=True)).out)

@@ -6,7 +6,7 @@ import flash_attn
 import pytest
 import torch
 from flash_attn import tracing
-from flash_attn.calls import AttentionCall, CacheCall
+from flash_attn.calls import attention_call, cache_call
 from flash_attn.custom_ops import dispatch, kvcache
 from torch.autograd import forward_ad
 
@@ -28,7 +28,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["q", "k", "v", "s_aux", "attn_bias", "alibi_slopes"])
 def test_attention(name: str) -> None:
     q, k, v = torch.randn(3, *SHAPE)
-    call = AttentionCall(q, k, v, 0.3)
+    call = attention_call(q, k, v, softmax_scale=0.3)
     value = {"s_aux": torch.randn(2), "alibi_slopes": torch.rand(2), "attn_bias": torch.randn(1, 1, 4, 4)}.get(name, q)
     with forward_ad.dual_level():
         setattr(call, name, forward_ad.make_dual(value, torch.ones_like(value)))
@@ -41,7 +41,7 @@ def test_attention(name: str) -> None:
 )
 def test_caches(name: str) -> None:
     q, k_cache, v_cache = torch.randn(3, *SHAPE)
-    call = CacheCall(q, k_cache, v_cache, 0.3, cache_seqlens=2)
+    call = cache_call(q, k_cache, v_cache, softmax_scale=0.3, cache_seqlens=2)
     shapes = {"s_aux": (2,), "alibi_slopes": (2,), "rotary_cos": (8, 4), "rotary_sin": (8, 4)}
     value = torch.rand(shapes.get(name, SHAPE))
     with forward_ad.dual_level():

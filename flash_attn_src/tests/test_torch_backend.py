@@ -13,7 +13,7 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as backend
 from flash_attn.backends.torch import tiles
-from flash_attn.calls import AttentionCall, GradientCall, replace
+from flash_attn.calls import GradientCall, attention_call, replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(2)
@@ -319,7 +319,7 @@ def test_memory_is_linear() -> None:
     """No op of a causal 1200 x 1200 forward and backward makes more than a tile or the inputs' size."""
     seqlen = 1200
     q, k, v, dout = (torch.randn(1, seqlen, 1, 8) for _ in range(4))
-    call = AttentionCall(q, k, v, 0.3, True, dropout_p=0.1)
+    call = attention_call(q, k, v, softmax_scale=0.3, causal=True, dropout_p=0.1)
     with _LargestTensor() as largest:
         out, lse, _, rng_state = backend.forward(call)
         gradients = [torch.empty_like(q) for _ in range(3)]

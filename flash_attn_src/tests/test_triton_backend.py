@@ -9,7 +9,7 @@ from flash_attn import backends
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import gradients as triton_gradients
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from flash_attn.kernels import flags, targets
 from flash_attn.runtime import device, jit
 from triton_calls import DEVICE, GPU, Options, compare, differentiate, run
@@ -124,7 +124,7 @@ def test_query_heads_shared_out(monkeypatch: pytest.MonkeyPatch, splits: int) ->
     _check(1, 20, 35, 8, 2, 24, torch.float16, Options(causal=True, alibi=2))
     q, dout = torch.randn(2, 1, 20, 8, 16, device=DEVICE)
     k, v = torch.randn(2, 1, 30, 2, 16, device=DEVICE)
-    call = AttentionCall(q, k, v, 0.25)
+    call = attention_call(q, k, v, softmax_scale=0.25)
     out, lse, _, _ = backend.forward(call)
     grads = torch.empty(2, 1, 2, 30, 17, device=DEVICE)[..., 1:].transpose(2, 3)
     dense = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -220,7 +220,7 @@ def test_offsets_beyond_32_bits(shape: tuple[int, ...], strides: tuple[int, ...]
 def test_gradients_land_in_strided_buffers() -> None:
     torch.manual_seed(3)
     q, k, v, dout = torch.randn(4, 1, 33, 2, 16, device=DEVICE)
-    call = AttentionCall(q, k, v, 0.25)
+    call = attention_call(q, k, v, softmax_scale=0.25)
     out, lse, _, _ = backend.forward(call)
     packed = torch.full((1, 33, 3, 2, 16), torch.nan, device=DEVICE)
     odd = torch.full((1, 33, 2, 17), torch.nan, device=DEVICE)[..., 1:]
@@ -235,12 +235,14 @@ def test_options_without_a_kernel_are_refused() -> None:
     q = torch.randn(1, 16, 1, 16, device=DEVICE)
     table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(NotImplementedError, match="S_dmask of a paged cache"):
-        backend.forward(AttentionCall(q, q, q, 1.0, dropout_p=0.1, return_softmax=True, block_table=table))
+        backend.forward(
+            attention_call(q, q, q, softmax_scale=1.0, dropout_p=0.1, return_softmax=True, block_table=table)
+        )
     with pytest.raises(TypeError, match="float64"):
-        backend.forward(AttentionCall(q.double(), q.double(), q.double(), 1.0))
+        backend.forward(attention_call(q.double(), q.double(), q.double(), softmax_scale=1.0))
     odd = q[..., :12].contiguous()
     with pytest.raises(ValueError, match="multiple of 8 here, got 12"):
-        backend.forward(AttentionCall(odd, odd, odd, 1.0))
+        backend.forward(attention_call(odd, odd, odd, softmax_scale=1.0))
 
 
 class _OnGpu:

@@ -7,7 +7,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from flash_attn.calls import AttentionCall, replace
+from flash_attn.calls import attention_call, replace
 from triton_calls import DEVICE, Options, compare, differentiate
 
 
@@ -21,7 +21,7 @@ def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alib
     heads, size, dropout_p = 2, 48, 0.3
     q, k, v, dout = torch.randn(4, 1, size, heads, 64, device=DEVICE).to(dtype)
     slopes = torch.rand(heads, device=DEVICE) / 8 if alibi else None
-    call = AttentionCall(q, k, v, 0.125, alibi_slopes=slopes, dropout_p=dropout_p)
+    call = attention_call(q, k, v, softmax_scale=0.125, alibi_slopes=slopes, dropout_p=dropout_p)
     # With v the identity, out shows which probabilities were kept.
     eye = torch.zeros_like(v)
     eye[0, :, :, :size] = torch.eye(size, device=DEVICE)[:, None].expand(size, heads, size)
@@ -47,7 +47,7 @@ def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alib
 @pytest.mark.usefixtures("_tiles")
 def test_dropout_draws_new_numbers_at_each_call() -> None:
     q, k, v = torch.randn(3, 1, 48, 2, 16, device=DEVICE, dtype=torch.float16)
-    call = AttentionCall(q, k, v, 0.25, dropout_p=0.3)
+    call = attention_call(q, k, v, softmax_scale=0.25, dropout_p=0.3)
     torch.manual_seed(5)
     first, second = backend.forward(call).out, backend.forward(call).out
     torch.manual_seed(5)
@@ -63,7 +63,18 @@ def test_dmask_holds_probabilities_and_dropped_elements(dtype: torch.dtype) -> N
     slopes = torch.rand(2, 2, device=DEVICE)
     options = Options(causal=True, window=(25, -1), softcap=5.0)
     out, lse, dmask, _ = backend.forward(
-        AttentionCall(q, k, v, 48**-0.5, True, (25, -1), 5.0, slopes, dropout_p=0.4, return_softmax=True)
+        attention_call(
+            q,
+            k,
+            v,
+            softmax_scale=48**-0.5,
+            causal=True,
+            window_size=(25, -1),
+            softcap=5.0,
+            alibi_slopes=slopes,
+            dropout_p=0.4,
+            return_softmax=True,
+        )
     )
     seen = reference.visible(40, 40, True, (25, -1)).to(DEVICE)
     assert dmask.dtype == dtype

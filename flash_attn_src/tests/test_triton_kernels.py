@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from flash_attn.kernels import flags, launches, targets, value_dims, variants
 from flash_attn.kernels.operation import FORWARD_KINDS, launch_letter
 from flash_attn.kernels.operations import OPERATIONS
@@ -78,7 +78,7 @@ KINDS = {
 def test_a_call_gets_the_smallest_kernel_for_its_options(call: str) -> None:
     options, half, single = KINDS[call]
     q = torch.empty(1, 1, 1, 8)
-    attention = AttentionCall(q, q, q, **{"softmax_scale": 0.5, **options})
+    attention = attention_call(q, q, q, **{"softmax_scale": 0.5, **options})
     kind = triton_kernels.forward_kind(attention, attention.dropout_p)
     assert variants.serving("fwd", "bf16", kind, 128) == half
     assert variants.serving("fwd", "bf16", kind, 512) == single

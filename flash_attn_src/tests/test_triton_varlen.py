@@ -12,7 +12,7 @@ from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import gradients as triton_gradients
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from triton_calls import DEVICE, Lengths, Options, run
 
 
@@ -88,7 +88,7 @@ def test_more_sequences_than_are_looked_at_at_once() -> None:
     q, k, v = torch.randn(3, sum(lengths), 1, 16, device=DEVICE)
     cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
     lengths_of = Lengths(cu_seqlens, cu_seqlens, 70, 70)
-    out, lse, _, _ = backend.forward(AttentionCall(q, k, v, 0.25, True, **lengths_of._asdict()))
+    out, lse, _, _ = backend.forward(attention_call(q, k, v, softmax_scale=0.25, causal=True, **lengths_of._asdict()))
     pieces = zip(lengths, *(x.split(lengths) for x in (q, k, v, out)), lse.split(lengths, dim=1), strict=True)
     for length, one_q, one_k, one_v, one_out, one_lse in pieces:
         if length == 1:
@@ -96,7 +96,7 @@ def test_more_sequences_than_are_looked_at_at_once() -> None:
             torch.testing.assert_close(one_lse[0, 0], 0.25 * (one_q * one_k).sum())
         else:
             dense = (x[None] for x in (one_q, one_k, one_v))
-            wanted, wanted_lse, _, _ = backend.forward(AttentionCall(*dense, 0.25, True))
+            wanted, wanted_lse, _, _ = backend.forward(attention_call(*dense, softmax_scale=0.25, causal=True))
             assert torch.equal(one_out, wanted[0])
             assert torch.equal(one_lse, wanted_lse[0])
 
@@ -107,11 +107,13 @@ def test_seqused_and_leftpad_choose_the_keys() -> None:
     q, k, v = (torch.randn(2, 40, 2, 16, device=DEVICE) for _ in range(3))
     used = torch.tensor([33, 20], dtype=torch.int32, device=DEVICE)
     pad = torch.tensor([4, 0], dtype=torch.int32, device=DEVICE)
-    out, lse, _, _ = backend.forward(AttentionCall(q, k, v, 0.25, True, seqused_k=used, leftpad_k=pad))
+    out, lse, _, _ = backend.forward(
+        attention_call(q, k, v, softmax_scale=0.25, causal=True, seqused_k=used, leftpad_k=pad)
+    )
     for entry in range(2):
         keys = slice(int(pad[entry]), int(used[entry]))
         wanted, wanted_lse, _, _ = backend.forward(
-            AttentionCall(q[entry, None], k[entry, None, keys], v[entry, None, keys], 0.25, True)
+            attention_call(q[entry, None], k[entry, None, keys], v[entry, None, keys], softmax_scale=0.25, causal=True)
         )
         assert torch.equal(out[entry], wanted[0])
         assert torch.equal(lse[entry], wanted_lse[0])
@@ -151,8 +153,17 @@ def test_pages_are_followed(
 
     pad = None if whole else torch.tensor(pads, dtype=torch.int32, device=DEVICE)
     lengths = Lengths(offsets(lengths_q), offsets(lengths_k), max(lengths_q), max(lengths_k))
-    call = AttentionCall(
-        q, k, v, 0.2, True, (30, -1), softcap, **lengths._asdict(), leftpad_k=pad, block_table=table.to(DEVICE)
+    call = attention_call(
+        q,
+        k,
+        v,
+        softmax_scale=0.2,
+        causal=True,
+        window_size=(30, -1),
+        softcap=softcap,
+        **lengths._asdict(),
+        leftpad_k=pad,
+        block_table=table.to(DEVICE),
     )
     out, lse, _, _ = backend.forward(call)
     ops = triton_attention.forward_ops(call, triton_kernels.score_kind(call))
@@ -162,7 +173,9 @@ def test_pages_are_followed(
     ]
     plain_k, plain_v = torch.cat(rows[:2]), torch.cat(rows[2:])
     lengths = lengths._replace(cu_seqlens_k=offsets([n - p for n, p in zip(lengths_k, pads, strict=True)]))
-    plain = AttentionCall(q, plain_k, plain_v, 0.2, True, (30, -1), softcap, **lengths._asdict())
+    plain = attention_call(
+        q, plain_k, plain_v, softmax_scale=0.2, causal=True, window_size=(30, -1), softcap=softcap, **lengths._asdict()
+    )
     wanted, wanted_lse, _, _ = backend.forward(plain)
     if whole and softcap:  # the plain keys' kernel is one of its own for softcap
         assert_close("out", out, wanted, tiny=1e-3)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flash_attn.backends import triton as backend
 from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, CacheCall, GradientCall
+from flash_attn.calls import AttentionCall, CacheCall, GradientCall, attention_call, cache_call
 from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
@@ -50,20 +50,22 @@ def _call(name: str) -> AttentionCall:
     """A call of 2 sequences and 2 query heads of 16, by what is special about it."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 20, 2, 16), torch.randn(2, 40, 1, 16), torch.randn(2, 40, 1, 16)
-    call = AttentionCall(q, k, v, 0.25, causal=name == "causal")
+    call = attention_call(q, k, v, softmax_scale=0.25, causal=name == "causal")
     if name == "window":
-        call.window_size = (9, 3)
+        call.options.window_size = (9, 3)
     if name == "alibi":
-        call.alibi_slopes = torch.rand(2, 2)
+        call.options.alibi_slopes = torch.rand(2, 2)
     if name == "dropout":
-        call.dropout_p, call.rng_state = 0.3, torch.tensor([7, 5])
+        call.options.dropout_p, call.options.rng_state = 0.3, torch.tensor([7, 5])
     if name in _BIASES:
-        call = AttentionCall(*(torch.randn(2, rows, heads, 16) for rows, heads in _OF_BIAS), 0.25, causal=True)
-        call.attn_bias = torch.randn(*_BIASES[name], _OF_BIAS[0][0], _OF_BIAS[1][0])
+        call = attention_call(
+            *(torch.randn(2, rows, heads, 16) for rows, heads in _OF_BIAS), softmax_scale=0.25, causal=True
+        )
+        call.options.attn_bias = torch.randn(*_BIASES[name], _OF_BIAS[0][0], _OF_BIAS[1][0])
     if name == "blocks":
         q, k, v = torch.randn(2, 100, 2, 16), torch.randn(2, 150, 1, 16), torch.randn(2, 150, 1, 16)
-        call = AttentionCall(q, k, v, 0.25, causal=True)
-        call.block_mask = BlockMask(torch.rand(2, 2, 2, 3) < 0.6, (64, 64))
+        call = attention_call(q, k, v, softmax_scale=0.25, causal=True)
+        call.options.block_mask = BlockMask(torch.rand(2, 2, 2, 3) < 0.6, (64, 64))
     if name in ("varlen", "packed blocks"):
         lengths_q, lengths_k = ((15, 25), (35, 45)) if name == "varlen" else ((1, 2, 37), (3, 1, 76))
         call.q, call.k, call.v = (x.flatten(0, 1) for x in (q, k, v))
@@ -73,7 +75,7 @@ def _call(name: str) -> AttentionCall:
         call.k, call.v = (x.reshape(8, 10, 1, 16) for x in (k, v))
         call.block_table = torch.randperm(8).to(torch.int32).reshape(2, 4)
         call.max_seqlen_k = 40
-        call.causal = True
+        call.options.causal = True
     return call
 
 
@@ -105,7 +107,7 @@ def _cache_call(name: str) -> CacheCall:
     )
     caches = [torch.randn(*((12, 32) if "block_table" in options else (3, 128)), 3, 16) for _ in range(2)]
     lengths = torch.tensor([128, 77, 100], dtype=torch.int32)
-    return CacheCall(q, *caches, 0.25, cache_seqlens=lengths, **options)
+    return cache_call(q, *caches, softmax_scale=0.25, cache_seqlens=lengths, **options)
 
 
 def _results(name: str) -> list[torch.Tensor]:
@@ -116,8 +118,8 @@ def _results(name: str) -> list[torch.Tensor]:
     results = [done.out, done.softmax_lse]
     if call.block_table is None:
         gradients = [torch.empty_like(x) for x in (call.q, call.k, call.v)]
-        if call.attn_bias is not None:
-            gradients.append(torch.empty_like(call.attn_bias))
+        if call.options.attn_bias is not None:
+            gradients.append(torch.empty_like(call.options.attn_bias))
         backend.backward(GradientCall(call, torch.randn_like(done.out), done.out, done.softmax_lse, *gradients))
         results += gradients
     return results

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.calls import AttentionCall, GradientCall, attention_call
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -43,9 +43,9 @@ def run(
     lengths: Lengths = DENSE,
 ) -> tuple[torch.Tensor, ...]:
     """out, lse, dq, dk, dv of the Triton backend."""
-    call = AttentionCall(
-        q, k, v, options.softmax_scale or q.shape[-1] ** -0.5, options.causal, options.window, options.softcap, slopes,
-        **lengths._asdict(),
+    call = attention_call(
+        q, k, v, softmax_scale=options.softmax_scale or q.shape[-1] ** -0.5, causal=options.causal,
+        window_size=options.window, softcap=options.softcap, alibi_slopes=slopes, **lengths._asdict(),
     )  # fmt: skip
     out, lse, _, _ = backend.forward(call)
     return out, lse, *differentiate(call, dout, out, lse)

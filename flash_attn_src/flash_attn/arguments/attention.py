@@ -36,12 +36,12 @@ def check_dense(call: AttentionCall) -> None:
     window_size becomes -1 on a side that is open or reaches every key.
     """
     q, k, v = call.q, call.k, call.v
-    dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
+    dropout_p, softcap, softmax_scale = call.options.dropout_p, call.options.softcap, call.options.softmax_scale
     try:
         batch, seqlen_q, heads, dim = q.shape
         shape_k, shape_v = k.shape, v.shape
         batch_k, seqlen_k, heads_k, dim_k = shape_k
-        left, right = call.window_size
+        left, right = call.options.window_size
         dtype = q.dtype
         device = q.device
         fine = (
@@ -62,10 +62,10 @@ def check_dense(call: AttentionCall) -> None:
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and call.alibi_slopes is None
-            and call.s_aux is None
-            and call.attn_bias is None
-            and type(call.causal) is bool
+            and call.options.alibi_slopes is None
+            and call.options.s_aux is None
+            and call.options.attn_bias is None
+            and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
             and type(call.return_softmax) is bool
@@ -77,19 +77,21 @@ def check_dense(call: AttentionCall) -> None:
         if q.shape[0] != k.shape[0]:
             raise ValueError(f"k: got batch {k.shape[0]}, wanted {q.shape[0]} as q has")
         _diagnose_switches(call)
-        diagnose_sinks(call.s_aux, q)
+        diagnose_sinks(call.options.s_aux, q)
         dim = q.shape[-1]
-        left, right = diagnose_options(q, q.shape[0], dropout_p, call.window_size, softcap, call.alibi_slopes)
-        diagnose_bias(call.attn_bias, q, k.shape[1], dropout_p, call.alibi_slopes)
+        left, right = diagnose_options(
+            q, q.shape[0], dropout_p, call.options.window_size, softcap, call.options.alibi_slopes
+        )
+        diagnose_bias(call.options.attn_bias, q, k.shape[1], dropout_p, call.options.alibi_slopes)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     # Comparing a traced length would bound it: the ops, which check again, do that when they run.
     if left < 0 or (not is_compiling() and left >= seqlen_k):
         left = -1
     if right < 0 or (not is_compiling() and right >= seqlen_q):
         right = -1
-    call.window_size = (left, right)
+    call.options.window_size = (left, right)
     if softmax_scale is None:
-        call.softmax_scale = dim**-0.5
+        call.options.softmax_scale = dim**-0.5
 
 
 def check_varlen(call: AttentionCall) -> None:
@@ -99,12 +101,12 @@ def check_varlen(call: AttentionCall) -> None:
     cu_seqlens_q: Any = call.cu_seqlens_q
     cu_seqlens_k: Any = call.cu_seqlens_k
     max_seqlen_q, max_seqlen_k, block_table = call.max_seqlen_q, call.max_seqlen_k, call.block_table
-    dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
+    dropout_p, softcap, softmax_scale = call.options.dropout_p, call.options.softcap, call.options.softmax_scale
     try:
         _, heads, dim = q.shape
         shape_k, shape_v = k.shape, v.shape
         _, heads_k, dim_k = shape_k
-        left, right = call.window_size
+        left, right = call.options.window_size
         dtype = q.dtype
         device = q.device
         shape_cu = cu_seqlens_q.shape
@@ -135,9 +137,9 @@ def check_varlen(call: AttentionCall) -> None:
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and call.alibi_slopes is None
-            and call.s_aux is None
-            and type(call.causal) is bool
+            and call.options.alibi_slopes is None
+            and call.options.s_aux is None
+            and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
             and type(call.return_softmax) is bool
@@ -165,24 +167,29 @@ def check_varlen(call: AttentionCall) -> None:
         if block_table is not None:
             check_block_table(block_table, q, batch)
         _diagnose_switches(call)
-        diagnose_sinks(call.s_aux, q)
+        diagnose_sinks(call.options.s_aux, q)
         dim = q.shape[-1]
-        left, right = diagnose_options(q, batch, dropout_p, call.window_size, softcap, call.alibi_slopes)
+        left, right = diagnose_options(
+            q, batch, dropout_p, call.options.window_size, softcap, call.options.alibi_slopes
+        )
     # Compare with the number of rows, not with max_seqlen_*, because those may be too small, and only the GPU can tell.
     most_k = k.shape[0] if block_table is None else block_table.shape[1] * k.shape[1]
     if left < 0 or (not is_compiling() and left >= most_k):
         left = -1
     if right < 0 or (not is_compiling() and right >= q.shape[0]):
         right = -1
-    call.window_size = (left, right)
+    call.options.window_size = (left, right)
     if softmax_scale is None:
-        call.softmax_scale = dim**-0.5
+        call.options.softmax_scale = dim**-0.5
 
 
 def _diagnose_switches(call: AttentionCall) -> None:
-    refuse_gradients(softmax_scale=call.softmax_scale)
+    refuse_gradients(softmax_scale=call.options.softmax_scale)
     diagnose_switches(
-        call.softmax_scale, causal=call.causal, deterministic=call.deterministic, return_attn_probs=call.return_softmax
+        call.options.softmax_scale,
+        causal=call.options.causal,
+        deterministic=call.deterministic,
+        return_attn_probs=call.return_softmax,
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from flash_attn.arguments.diagnosis import DENSE, check_alike, check_strided
 from flash_attn.calls import AttentionCall, GradientCall, maybe_contiguous
 from flash_attn.memory import refuse_shared
+from flash_attn.options import FIELDS, option_tensors
 
 
 def check_gradients(
@@ -21,7 +22,7 @@ def check_gradients(
     rng_state is read, and checked, with dropout only. Raises ValueError for gradients that share memory with each other
     or with an input.
     """
-    q, rng_state = forward.q, forward.rng_state
+    q, rng_state = forward.q, forward.options.rng_state
     head_dim_v = forward.v.shape[-1]
     check_alike("dout", dout, q, "q", head_dim_v)
     check_alike("out", out, q, "q", head_dim_v)
@@ -35,7 +36,7 @@ def check_gradients(
     _check_given("softmax_lse", softmax_lse, rows, exact, q)
     if rng_state is not None and not isinstance(rng_state, torch.Tensor):
         raise TypeError(f"rng_state: got {type(rng_state).__name__}, wanted what the forward returned")
-    if forward.dropout_p > 0.0:
+    if forward.options.dropout_p > 0.0:
         if rng_state is None:
             raise ValueError("rng_state: got None, wanted what the forward returned, as dropout_p > 0")
         _check_given("rng_state", rng_state, (2,), torch.int64, q)
@@ -43,9 +44,9 @@ def check_gradients(
             raise ValueError(f"rng_state: got stride {rng_state.stride(0)}, wanted 1")
     read = {
         "dout": dout, "q": q, "k": forward.k, "v": forward.v, "out": out, "softmax_lse": softmax_lse,
-        "alibi_slopes": forward.alibi_slopes, "rng_state": rng_state, "cu_seqlens_q": forward.cu_seqlens_q,
-        "cu_seqlens_k": forward.cu_seqlens_k,
+        "cu_seqlens_q": forward.cu_seqlens_q, "cu_seqlens_k": forward.cu_seqlens_k,
     }  # fmt: skip
+    read |= zip(FIELDS[type(forward.options)].tensors, option_tensors(forward.options), strict=True)
     refuse_shared(dict(zip(("dq", "dk", "dv"), given, strict=True)), read)
     dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip(inputs, given, strict=True))
     forward.q, forward.k, forward.v = maybe_contiguous(q), maybe_contiguous(forward.k), maybe_contiguous(forward.v)

@@ -41,9 +41,9 @@ def check_kvcache(
     split_absorbed(call)
     q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
     cache_seqlens, cache_batch_idx, block_table = call.cache_seqlens, call.cache_batch_idx, call.block_table
-    softcap, softmax_scale, cu_seqlens_q = call.softcap, call.softmax_scale, call.cu_seqlens_q
+    softcap, softmax_scale, cu_seqlens_q = call.options.softcap, call.options.softmax_scale, call.cu_seqlens_q
     try:
-        left, right = call.window_size
+        left, right = call.options.window_size
         batch, _, heads, dim = q.shape
         shape, shape_v = k_cache.shape, v_cache.shape
         batch_cache, _, heads_k, dim_k = shape
@@ -70,9 +70,9 @@ def check_kvcache(
             and call.rotary_cos is None
             and call.rotary_sin is None
             and call.cache_leftpad is None
-            and call.alibi_slopes is None
-            and call.s_aux is None
-            and type(call.causal) is bool
+            and call.options.alibi_slopes is None
+            and call.options.s_aux is None
+            and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.rotary_interleaved) is bool
             and type(return_softmax_lse) is bool
@@ -107,19 +107,22 @@ def check_kvcache(
         right = right if 0 <= right < OPEN_WINDOW else -1
     else:
         left, right = _diagnose(call, dtypes, dtype_cache)
-        diagnose_sinks(call.s_aux, q)
+        diagnose_sinks(call.options.s_aux, q)
         refuse_gradients(
-            s_aux=call.s_aux, softmax_scale=softmax_scale, rotary_cos=call.rotary_cos, rotary_sin=call.rotary_sin
+            s_aux=call.options.s_aux,
+            softmax_scale=softmax_scale,
+            rotary_cos=call.rotary_cos,
+            rotary_sin=call.rotary_sin,
         )
         diagnose_switches(
-            softmax_scale, causal=call.causal, rotary_interleaved=call.rotary_interleaved,
+            softmax_scale, causal=call.options.causal, rotary_interleaved=call.rotary_interleaved,
             return_softmax_lse=return_softmax_lse,
         )  # fmt: skip
-    call.window_size = (left, right)
+    call.options.window_size = (left, right)
     if call.qv is not None:
         check_second_query(call)
     if softmax_scale is None:
-        call.softmax_scale = (q.shape[-1] + (0 if call.qv is None else call.qv.shape[-1])) ** -0.5
+        call.options.softmax_scale = (q.shape[-1] + (0 if call.qv is None else call.qv.shape[-1])) ** -0.5
 
 
 def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], dtype_cache: torch.dtype | None) -> tuple[int, int]:
@@ -149,7 +152,7 @@ def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], dtype_cache: tor
     )  # fmt: skip
     _check_new(call, axes_q, batch, dtypes)
     _check_rotary(q, call.k, call.rotary_cos, call.rotary_sin)
-    return diagnose_options(q, batch, 0.0, call.window_size, call.softcap, call.alibi_slopes)
+    return diagnose_options(q, batch, 0.0, call.options.window_size, call.options.softcap, call.options.alibi_slopes)
 
 
 def _check_new(call: CacheCall, axes_q: tuple[str, ...], batch: int, dtypes: tuple[torch.dtype, ...]) -> None:

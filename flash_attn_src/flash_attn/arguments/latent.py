@@ -29,8 +29,8 @@ def split_absorbed(call: CacheCall) -> None:
         return
     if not (0 < width_q - width <= LATENT_DIM and width <= LATENT_VALUE_DIM and _are_first(v_cache, k_cache)):
         return
-    if call.softmax_scale is None:
-        call.softmax_scale = q.shape[-1] ** -0.5
+    if call.options.softmax_scale is None:
+        call.options.softmax_scale = q.shape[-1] ** -0.5
     if k is not None and v is not None:
         if v.shape[:-1] != k.shape[:-1] or k.shape[-1] != q.shape[-1] or not _are_first(v, k):
             raise ValueError(

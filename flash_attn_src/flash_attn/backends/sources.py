@@ -11,6 +11,7 @@ from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
 from flash_attn.kernels.providers import ASM, BLOCKS, CK, DEFAULT, FLUSHED, LARGEST, TRITON, TRITON_ALONE, Row
+from flash_attn.options import MEASURED_BACKWARD, MEASURED_FORWARD
 from flash_attn.runtime import device
 from flash_attn.runtime.environment import KERNEL_SOURCE
 
@@ -113,15 +114,13 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
-    if call.block_mask is not None:
+    if call.options.block_mask is not None:
         return BLOCKS
     if _is_flushed(call.q):
         return FLUSHED
     default = TRITON_ALONE if _for_triton_alone(call.q, call.v) else DEFAULT
-    plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
-    plain &= call.attn_bias is None
-    plain &= op == "bwd" or call.s_aux is None  # softmax_lse, which a backward gets, holds the sinks
-    if described is None or not plain:
+    measured = MEASURED_FORWARD if op == "fwd" else MEASURED_BACKWARD
+    if described is None or measured.unserved(call) is not None:
         return default
     found = choice.find(
         described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.kernels.splits import RESIDENT
+from flash_attn.options import SPLIT_KV
 from flash_attn.runtime import device
 
 # Rows of queries that share a key head, which `decode` takes at once, and `extend`.
@@ -92,10 +93,11 @@ def is_profitable(block_m: int, call: AttentionCall) -> bool:
     if seqlen_k < _LEAST_KEYS:
         return False
     seqlen_q = call.longest_q
-    left, right = call.window_size
+    left, right = call.options.window_size
+    causal = call.options.causal
     seen = seqlen_k
-    if left >= 0 and (call.causal or right >= 0):
-        seen = min(seen, left + seqlen_q + (0 if call.causal else right))
+    if left >= 0 and (causal or right >= 0):
+        seen = min(seen, left + seqlen_q + (0 if causal else right))
     q = call.q
     units = device.of(q.get_device()).compute_units
     head_dim = max(q.shape[-1], call.v.shape[-1])
@@ -103,16 +105,18 @@ def is_profitable(block_m: int, call: AttentionCall) -> bool:
 
 
 def as_cache_call(block_m: int, call: AttentionCall) -> CacheCall | None:
-    """Converts a forward without dropout to a call over a cache if that is faster than the forward kernel, else returns
-    None.
+    """Converts a forward to a call over a cache if the cache serves it and is faster than the forward kernel, else
+    returns None.
 
     block_m: the rows of the forward kernel's tiles.
     """
-    return cache_call_of(call) if is_profitable(block_m, call) else None
+    if SPLIT_KV.unserved(call) is not None or not is_profitable(block_m, call):
+        return None
+    return cache_call_of(call)
 
 
 def cache_call_of(call: AttentionCall) -> CacheCall:
-    """A forward without dropout as a call over a cache."""
+    """A forward that `SPLIT_KV` serves as a call over a cache."""
     k, v, lengths, lines = call.k, call.v, call.seqused_k, None
     if call.cu_seqlens_k is not None:
         if lengths is None:
@@ -121,8 +125,7 @@ def cache_call_of(call: AttentionCall) -> CacheCall:
             lines = call.cu_seqlens_k[:-1]
             k, v = (x.as_strided((1, *x.shape), (x.stride(0), *x.stride())) for x in (k, v))
     return CacheCall(
-        q=call.q, k_cache=k, v_cache=v, softmax_scale=call.softmax_scale, cache_seqlens=lengths, cache_batch_idx=lines,
-        cache_leftpad=call.leftpad_k, block_table=call.block_table, causal=call.causal, window_size=call.window_size,
-        softcap=call.softcap, alibi_slopes=call.alibi_slopes, out=call.out, cu_seqlens_q=call.cu_seqlens_q,
-        max_seqlen_q=call.longest_q, max_seqlen_k=call.longest_k, s_aux=call.s_aux,
+        q=call.q, k_cache=k, v_cache=v, options=call.options, cache_seqlens=lengths, cache_batch_idx=lines,
+        cache_leftpad=call.leftpad_k, block_table=call.block_table, out=call.out, cu_seqlens_q=call.cu_seqlens_q,
+        max_seqlen_q=call.longest_q, max_seqlen_k=call.longest_k,
     )  # fmt: skip

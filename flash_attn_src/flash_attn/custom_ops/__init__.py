@@ -16,7 +16,7 @@ from flash_attn.custom_ops.transforms import refuse_to_be_transformed
 
 refuse_to_be_transformed(
     "_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward",
-    "_extended_forward", "_flash_attn_with_kvcache", "_bias_backward",
+    "_extended_forward", "_flash_attn_with_kvcache", "_extended_backward",
 )  # fmt: skip
 
 __all__ = [

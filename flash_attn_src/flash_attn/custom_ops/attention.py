@@ -7,7 +7,7 @@ import torch
 from flash_attn import backends
 from flash_attn.api import SINCE_2_8_4, parameters
 from flash_attn.arguments import check_dense, check_num_splits, check_per_sequence, check_varlen
-from flash_attn.calls import AttentionCall, maybe_contiguous, new_out
+from flash_attn.calls import AttentionCall, Options, maybe_contiguous, new_out
 from flash_attn.custom_ops import autograd
 from flash_attn.custom_ops.results import complete, fake_results, register_fake
 from flash_attn.tracing import refuse_tangents_of_an_op
@@ -42,10 +42,9 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, softmax_lse, S_dmask, rng_state); S_dmask is (0,) unless return_softmax is set and dropout_p > 0."""
-    call = AttentionCall(
-        q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
-        return_softmax=return_softmax,
-    )  # fmt: skip
+    window = (window_size_left, window_size_right)
+    options = Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes)
+    call = AttentionCall(q, k, v, options, return_softmax=return_softmax)
     check_dense(call)
     return _run(call)
 
@@ -99,8 +98,9 @@ def _flash_attn_varlen_forward(
     only; RuntimeError above 1 with block_table, as upstream.
     """
     check_num_splits(num_splits, block_table)
+    window = (window_size_left, window_size_right)
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
+        q, k, v, Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes),
         return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, leftpad_k=leftpad_k,
         block_table=block_table,
@@ -140,7 +140,7 @@ def _flash_attn_varlen_forward_fake(
 
 
 def _run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    refuse_tangents_of_an_op(call.q, call.k, call.v, call.alibi_slopes)
+    refuse_tangents_of_an_op(call.q, call.k, call.v, call.options.alibi_slopes)
     call.q, call.k, call.v = maybe_contiguous(call.q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     call.out = new_out(call.q, call.v)  # of the fake's strides
     return complete(call.q, backends.select(call.q).forward(call))

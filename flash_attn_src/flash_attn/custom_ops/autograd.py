@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from flash_attn import second_derivative
-from flash_attn.calls import AttentionCall, GradientCall, replace, restore
+from flash_attn.calls import AttentionCall, GradientCall, Options, kept, replace, restore
 from flash_attn.custom_ops.backward import backward_by_op
 from flash_attn.custom_ops.sinks import sink_gradient
 from flash_attn.first_derivative import first_only
@@ -51,22 +51,22 @@ def differentiate(
         backward_by_op(GradientCall(undropped, column, zeros, softmax_lse, more_q, more_k, unused, more_bias))
         dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
         dbias = more_bias if dbias is None or more_bias is None else dbias + more_bias
-    if call.s_aux is not None and (dout is not None or dlse is not None):
-        dsinks = sink_gradient(call.s_aux, softmax_lse, softmax_d, dlse)
+    if call.options.s_aux is not None and (dout is not None or dlse is not None):
+        dsinks = sink_gradient(call.options.s_aux, softmax_lse, softmax_d, dlse)
     return dq, dk, dv, dsinks, dbias
 
 
 def _new(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
-    bias = call.attn_bias
+    bias = call.options.attn_bias
     return dq, dk, dv, None if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
 
 
 def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Tensor) -> None:
     """Saves the tensors and options that `kept_gradients` needs."""
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(call.q, call.k, call.v, out, softmax_lse, *call.tensors())
-    ctx.options = call.options()
+    tensors, ctx.rest = kept(call)
+    ctx.save_for_backward(call.q, call.k, call.v, out, softmax_lse, *tensors)
     ctx.inference = call.is_inference
 
 
@@ -76,7 +76,7 @@ def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
     saved = ctx.saved_tensors
     q, k, v, _out, _softmax_lse, *tensors = saved
-    call = restore(q, k, v, tuple(tensors), ctx.options)
+    call = restore(q, k, v, tuple(tensors), ctx.rest)
     if is_compiling() or not torch.is_grad_enabled():
         return _first_gradients(ctx, saved, dout, dlse)
     what = second_derivative.refused(call)
@@ -95,7 +95,7 @@ def _first_gradients(
     ctx: Any, saved: tuple[Any, ...], dout: torch.Tensor | None, dlse: torch.Tensor | None
 ) -> _Gradients:
     q, k, v, out, softmax_lse, *tensors = saved
-    call = restore(q, k, v, tuple(tensors), ctx.options)
+    call = restore(q, k, v, tuple(tensors), ctx.rest)
     dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse)
     if dv is None and dlse is not None:  # zeros instead of nothing, as upstream
         dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
@@ -106,8 +106,9 @@ def keep_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ..
     q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, _ = inputs
     out, softmax_lse, dmask, rng_state = output
     ctx.mark_non_differentiable(dmask, rng_state)
-    call = AttentionCall(q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p)
-    call.rng_state = rng_state
+    options = Options(softmax_scale, causal, (left, right), softcap, dropout_p, alibi_slopes=alibi_slopes)
+    options.rng_state = rng_state
+    call = AttentionCall(q, k, v, options)
     keep(ctx, call, out, softmax_lse)
 
 
@@ -125,10 +126,11 @@ def keep_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, .
     ctx.others = len(inputs) - 3
     out, softmax_lse, dmask, rng_state = output
     ctx.mark_non_differentiable(dmask, rng_state)
+    options = Options(softmax_scale, causal, (left, right), softcap, dropout_p, alibi_slopes=alibi_slopes)
+    options.rng_state = rng_state
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        seqused_k=seqused_k, leftpad_k=leftpad_k, block_table=block_table,
+        q, k, v, options, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, leftpad_k=leftpad_k, block_table=block_table,
     )  # fmt: skip
     keep(ctx, call, out, softmax_lse)
 

@@ -6,9 +6,10 @@ import torch
 
 from flash_attn import backends
 from flash_attn.arguments import check_dense, check_gradients, check_varlen
-from flash_attn.calls import AttentionCall, GradientCall
-from flash_attn.custom_ops import bias
+from flash_attn.calls import AttentionCall, GradientCall, Options
+from flash_attn.custom_ops import extended_backward
 from flash_attn.custom_ops.results import register_fake
+from flash_attn.options import UPSTREAM_BACKWARD
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
 _GRADIENTS = (
@@ -53,10 +54,9 @@ def _flash_attn_backward(
 
     softmax_lse may be transposed, (batch, seqlen_q, heads), if its memory is as the forward wrote it.
     """
-    call = AttentionCall(
-        q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
-        deterministic, rng_state=rng_state,
-    )  # fmt: skip
+    window = (window_size_left, window_size_right)
+    options = Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes, rng_state=rng_state)
+    call = AttentionCall(q, k, v, options, deterministic)
     check_dense(call)
     return backends.select(q).backward(check_gradients(call, dout, out, softmax_lse, (dq, dk, dv)))
 
@@ -92,9 +92,10 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,  # noqa: ARG001
 ) -> torch.Tensor:
     """The same for packed sequences; softmax_d is (heads, total_q)."""
+    window = (window_size_left, window_size_right)
+    options = Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes, rng_state=rng_state)
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
-        deterministic, rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        q, k, v, options, deterministic, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
     )  # fmt: skip
     check_varlen(call)
@@ -123,21 +124,21 @@ _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_ba
 
 def backward_by_op(gradients: GradientCall) -> torch.Tensor:
     """Writes dq, dk and dv through a custom op, which a compiler sees; returns softmax_d."""
-    call = gradients.forward
-    if call.attn_bias is not None:
-        return bias.backward_by_op(gradients, call.attn_bias)
+    call, options = gradients.forward, gradients.forward.options
+    if UPSTREAM_BACKWARD.unserved(call) is not None:
+        return extended_backward.backward_by_op(gradients)
     tensors = (
         *(gradients.dout, call.q, call.k, call.v, gradients.out, gradients.softmax_lse),
         *(gradients.dq, gradients.dk, gradients.dv),
     )
-    options = (
-        *(call.dropout_p, call.softmax_scale, call.causal, *call.window_size, call.softcap, call.alibi_slopes),
-        *(call.deterministic, call.rng_state),
+    more = (
+        *(options.dropout_p, options.softmax_scale, options.causal, *options.window_size, options.softcap),
+        *(options.alibi_slopes, call.deterministic, options.rng_state),
     )
     softmax_d: torch.Tensor
     if call.cu_seqlens_q is None:
-        softmax_d = _wrapped_flash_attn_backward(*tensors, *options)
+        softmax_d = _wrapped_flash_attn_backward(*tensors, *more)
     else:
         lengths = (call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k)
-        softmax_d = _wrapped_flash_attn_varlen_backward(*tensors, *lengths, *options)
+        softmax_d = _wrapped_flash_attn_varlen_backward(*tensors, *lengths, *more)
     return softmax_d

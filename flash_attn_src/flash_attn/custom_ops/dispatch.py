@@ -14,7 +14,8 @@ from flash_attn import backends, dmask, rng
 from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.custom_ops.attention import _wrapped_flash_attn_forward, _wrapped_flash_attn_varlen_forward
 from flash_attn.custom_ops.backward import backward_by_op
-from flash_attn.custom_ops.extended import extended_forward
+from flash_attn.custom_ops.extended_forward import forward_by_op
+from flash_attn.options import UPSTREAM_FORWARD, option_tensors
 from flash_attn.tracing import is_traced
 
 # out, softmax_lse, S_dmask (None or of shape (0,) unless asked for), rng_state (None without dropout)
@@ -23,12 +24,11 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | 
 
 def forward(call: AttentionCall) -> Results:
     """Attention, eager or traced. With dropout it draws the call's rng_state."""
-    if call.dropout_p > 0.0:
-        call.rng_state = rng.draw(call.q.device)
-    if is_traced(  # one by one, because a starred tuple takes 0.3 us more
-        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes, call.s_aux, call.attn_bias,
-        call.block_table,
-    ):  # fmt: skip
+    if call.options.dropout_p > 0.0:
+        call.options.rng_state = rng.draw(call.q.device)
+    if is_traced(
+        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.block_table, *option_tensors(call.options)
+    ):
         return _forward_by_op(call)
     out, softmax_lse, probabilities, rng_state = backends.select(call.q).forward(call)
     s_dmask = None if probabilities is None else dmask.scaled(probabilities, call.q.shape[-1])
@@ -36,21 +36,15 @@ def forward(call: AttentionCall) -> Results:
 
 
 def _forward_by_op(call: AttentionCall) -> Results:
-    options = (call.causal, *call.window_size, call.softcap, call.alibi_slopes)
-    lengths = (call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k)
-    if call.deterministic or call.rng_state is not None or call.s_aux is not None or call.attn_bias is not None:
-        out, softmax_lse, s_dmask = extended_forward(
-            call.q, call.k, call.v, call.softmax_scale, *options, call.dropout_p, call.return_softmax, call.rng_state,
-            *lengths, call.block_table, call.s_aux, call.attn_bias, call.deterministic,
-        )  # fmt: skip
-        return out, softmax_lse, s_dmask, call.rng_state
+    options = call.options
+    if UPSTREAM_FORWARD.unserved(call) is not None:
+        return *forward_by_op(call), options.rng_state
+    more = (options.dropout_p, options.softmax_scale, options.causal, *options.window_size, options.softcap)
     if call.cu_seqlens_q is None:
-        return _wrapped_flash_attn_forward(
-            call.q, call.k, call.v, call.dropout_p, call.softmax_scale, *options, call.return_softmax
-        )
+        return _wrapped_flash_attn_forward(call.q, call.k, call.v, *more, options.alibi_slopes, call.return_softmax)
     return _wrapped_flash_attn_varlen_forward(
-        call.q, call.k, call.v, *lengths, call.dropout_p, call.softmax_scale, *options, call.return_softmax,
-        call.block_table,
+        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k, *more,
+        options.alibi_slopes, call.return_softmax, call.block_table,
     )  # fmt: skip
 
 
@@ -58,8 +52,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     """Writes dq, dk and dv, eager or traced; returns softmax_d."""
     call = gradients.forward
     if is_traced(
-        gradients.dout, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes, call.s_aux,
-        call.attn_bias,
-    ):  # fmt: skip
+        gradients.dout, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, *option_tensors(call.options)
+    ):
         return backward_by_op(gradients)
     return backends.select(call.q).backward(gradients)

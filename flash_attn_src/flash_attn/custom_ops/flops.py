@@ -21,7 +21,7 @@ _COUNTER = "torch.utils.flop_counter"
 _COSTS = {
     "_flash_attn_forward": 1, "_flash_attn_varlen_forward": 1, "_extended_forward": 1, "_fp8_forward": 1,
     "_flash_attn_with_kvcache": 1, "_int8_forward": 1, "_int8_varlen_forward": 1,
-    "_flash_attn_backward": 2, "_flash_attn_varlen_backward": 2, "_bias_backward": 2,
+    "_flash_attn_backward": 2, "_flash_attn_varlen_backward": 2, "_extended_backward": 2,
 }  # fmt: skip
 
 

@@ -13,13 +13,13 @@ import torch
 from flash_attn import backends, rng
 from flash_attn.backends.torch.fp8 import out_dtype, round_trip
 from flash_attn.calls import AttentionCall, Fp8Result
+from flash_attn.options import SCHEMA, as_arguments, from_arguments, option_tensors
 from flash_attn.tracing import is_traced
 
 _SCHEMA = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, float softmax_scale, "
-    "bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, "
-    "float dropout_p, Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, "
-    "SymInt max_seqlen_k) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "(Tensor q, Tensor k, Tensor v, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, Tensor? cu_seqlens_q, "
+    f"Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, {SCHEMA}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -36,14 +36,10 @@ def _fp8_forward(
 ) -> _Results:
     """(out, softmax_lse, descales of q, k and v), of checked arguments."""
     given = (descale_q, descale_k, descale_v)
-    (
-        softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    ) = more  # fmt: skip
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options = more
     call = AttentionCall(
-        q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        descales=given,
+        q, k, v, from_arguments(tuple(options)), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, descales=given,
     )  # fmt: skip
     out, softmax_lse, _, found = backends.select(q).fp8_forward(call)
     first, second, third = (
@@ -54,7 +50,7 @@ def _fp8_forward(
 
 @_fp8_forward.register_fake
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> _Results:
-    *_, cu_seqlens_q, _cu_seqlens_k, _max_seqlen_q, _max_seqlen_k = more
+    cu_seqlens_q = more[3]
     *outer, heads, _dim = q.shape
     batch = outer[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     rows = (batch, heads, outer[1]) if cu_seqlens_q is None else (heads, outer[0])
@@ -67,16 +63,15 @@ def forward(call: AttentionCall) -> Fp8Result:
     """Attention in FP8, eager or traced. With dropout it draws the call's rng_state."""
     descales = call.descales
     assert descales is not None
-    if call.dropout_p > 0.0:
-        call.rng_state = rng.draw(call.q.device)
-    if not is_traced(call.q, call.k, call.v, *descales, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes):
+    if call.options.dropout_p > 0.0:
+        call.options.rng_state = rng.draw(call.q.device)
+    tensors = (call.q, call.k, call.v, *descales, call.cu_seqlens_q, call.cu_seqlens_k)
+    if not is_traced(*tensors, *option_tensors(call.options)):
         return backends.select(call.q).fp8_forward(call)
     out, softmax_lse, *factors = torch.ops.flash_attn._fp8_forward(
-        call.q, call.k, call.v, *descales, call.softmax_scale, call.causal, *call.window_size, call.softcap,
-        call.alibi_slopes, call.dropout_p, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q,
-        call.max_seqlen_k,
-    )  # fmt: skip
-    return Fp8Result(out, softmax_lse, call.rng_state, tuple(factors))
+        *tensors, call.max_seqlen_q, call.max_seqlen_k, *as_arguments(call.options)
+    )
+    return Fp8Result(out, softmax_lse, call.options.rng_state, tuple(factors))
 
 
 def _there_and_back(x: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:

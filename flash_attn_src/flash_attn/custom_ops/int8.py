@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn import backends
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import AttentionCall, Options
 from flash_attn.custom_ops import flops
 from flash_attn.tracing import is_traced
 
@@ -46,11 +46,12 @@ def _into(
     mean = k.mean(1, dtype=torch.float32) if smooth_k and k.shape[1] else None
     missing = -head_dim % _HEAD_DIM_STEP
     if missing:
-        call = AttentionCall(pad(q, (0, missing)), pad(k, (0, missing)), pad(v, (0, missing)), scale, causal)
+        wide_q, wide_k, wide_v = (pad(x, (0, missing)) for x in (q, k, v))
+        call = AttentionCall(wide_q, wide_k, wide_v, Options(scale, causal))
         wide, lse = backends.select(q).int8_forward(call, None if mean is None else pad(mean, (0, missing)))
         out.copy_(wide[..., :head_dim])
     else:
-        _, lse = backends.select(q).int8_forward(AttentionCall(q, k, v, scale, causal, out=out), mean)
+        _, lse = backends.select(q).int8_forward(AttentionCall(q, k, v, Options(scale, causal), out=out), mean)
     if mean is not None:
         grouped = q.unflatten(2, (k.shape[2], -1)).float()  # [batch, seqlen_q, heads_k, group, head_dim]
         lse += scale * torch.einsum("bmhgd,bhd->bhgm", grouped, mean).flatten(1, 2)
@@ -127,7 +128,7 @@ def forward(call: AttentionCall, smooth_k: bool, heads_first: bool) -> tuple[tor
     out is (batch, seqlen_q, heads, head_dim). With heads_first, heads come before queries in its memory.
     """
     run = _forward_op if is_traced(call.q, call.k, call.v) else _run
-    return run(call.q, call.k, call.v, call.scale, call.causal, smooth_k, heads_first)
+    return run(call.q, call.k, call.v, call.options.scale, call.options.causal, smooth_k, heads_first)
 
 
 def varlen_forward(call: AttentionCall, smooth_k: bool) -> torch.Tensor:
@@ -136,6 +137,6 @@ def varlen_forward(call: AttentionCall, smooth_k: bool) -> torch.Tensor:
     assert call.cu_seqlens_k is not None
     traced = is_traced(call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k)
     return (_varlen_op if traced else _run_varlen)(
-        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k, call.scale,
-        call.causal, smooth_k,
+        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k,
+        call.options.scale, call.options.causal, smooth_k,
     )  # fmt: skip

@@ -5,6 +5,8 @@ As in flash_attn.custom_ops.dispatch: eager calls go straight to the backend, tr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flash_attn import backends
@@ -13,20 +15,25 @@ from flash_attn.arguments import check_places
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import CacheCall, new_out, replace
 from flash_attn.memory import check_outputs, shares_memory
+from flash_attn.options import FIELDS, SCHEMA, as_arguments, from_arguments, option_tensors
 from flash_attn.tracing import is_traced, refuse_tangents_of_an_op
 
 _is_alias = torch._C._is_alias_of  # type: ignore[attr-defined]
 
+# The fields of a call besides its tensors, descales and options, which an op has in other forms.
+_FIELDS = {
+    "k": "Tensor?", "v": "Tensor?", "rotary_cos": "Tensor?", "rotary_sin": "Tensor?", "cache_batch_idx": "Tensor?",
+    "cache_leftpad": "Tensor?", "block_table": "Tensor?", "rotary_interleaved": "bool", "num_splits": "SymInt",
+    "cu_seqlens_q": "Tensor?", "max_seqlen_q": "SymInt", "cu_seqlens_k_new": "Tensor?", "rotary_seqlens": "Tensor?",
+    "sm_margin": "SymInt", "max_seqlen_k": "SymInt?", "qv": "Tensor?",
+}  # fmt: skip
 _SCHEMA = (
-    "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? rotary_cos, "
-    "Tensor? rotary_sin, Tensor? cache_seqlens, SymInt? cache_length, Tensor? cache_batch_idx, "
-    "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, SymInt window_left, "
-    "SymInt window_right, float softcap, bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, "
-    "Tensor? cu_seqlens_q, SymInt max_seqlen_q, Tensor? cu_seqlens_k_new, Tensor? rotary_seqlens, "
-    "SymInt attention_chunk, SymInt sm_margin, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
-    "Tensor? s_aux, Tensor? qv) "
-    "-> (Tensor, Tensor)"
+    "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cache_seqlens, SymInt? cache_length, "
+    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+    f"{', '.join(f'{schema} {name}' for name, schema in _FIELDS.items())}, {SCHEMA}) -> (Tensor, Tensor)"
 )
+# The tensors of `_FIELDS`.
+_TENSORS = tuple(name for name, schema in _FIELDS.items() if schema == "Tensor?")
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_with_kvcache", mutates_args=("k_cache", "v_cache"), schema=_SCHEMA)
@@ -34,49 +41,19 @@ def _flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
     cache_seqlens: torch.Tensor | None,
     cache_length: int | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    rotary_interleaved: bool,
-    alibi_slopes: torch.Tensor | None,
-    num_splits: int,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int,
-    cu_seqlens_k_new: torch.Tensor | None,
-    rotary_seqlens: torch.Tensor | None,
-    attention_chunk: int,
-    sm_margin: int,
-    q_descale: torch.Tensor | None,
-    k_descale: torch.Tensor | None,
-    v_descale: torch.Tensor | None,
-    s_aux: torch.Tensor | None,
-    qv: torch.Tensor | None,
+    *more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
-    refuse_tangents_of_an_op(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, s_aux, qv)
-    out = new_out(q, v_cache)  # of the fake's strides
-    descales = None
-    if q_descale is not None and k_descale is not None and v_descale is not None:
-        descales = q_descale, k_descale, v_descale
-    return _run(CacheCall(
-        q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin,
-        cache_length if cache_seqlens is None else cache_seqlens, cache_batch_idx, cache_leftpad, block_table, causal,
-        (window_left, window_right), softcap, rotary_interleaved, alibi_slopes, num_splits, out=out,
-        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk, sm_margin=sm_margin, descales=descales,
-        s_aux=s_aux, qv=qv,
-    ))  # fmt: skip
+    descales, given = more[:3], dict(zip(_FIELDS, more[3:], strict=False))
+    options = from_arguments(more[3 + len(_FIELDS) :])
+    refuse_tangents_of_an_op(q, k_cache, v_cache, *(given[name] for name in _TENSORS), *option_tensors(options))
+    call = CacheCall(q, k_cache, v_cache, options, **given)
+    call.cache_seqlens = cache_length if cache_seqlens is None else cache_seqlens
+    call.out = new_out(q, v_cache)  # of the fake's strides
+    call.descales = None if any(x is None for x in descales) else descales
+    return _run(call)
 
 
 @_flash_attn_with_kvcache.register_fake
@@ -91,20 +68,13 @@ def _fake(
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse), eager or traced."""
     lengths = call.cache_seqlens if isinstance(call.cache_seqlens, torch.Tensor) else None
-    q_descale, k_descale, v_descale = call.descales or (None, None, None)
-    if not is_traced(
-        call.q, call.k_cache, call.v_cache, call.k, call.v, call.s_aux, call.qv, call.alibi_slopes, call.rotary_cos,
-        call.rotary_sin, q_descale, k_descale, v_descale, lengths, call.cache_batch_idx, call.cache_leftpad,
-        call.block_table, call.cu_seqlens_q, call.cu_seqlens_k_new, call.rotary_seqlens,
-    ):  # fmt: skip
+    descales = call.descales or (None, None, None)
+    fields = [getattr(call, name) for name in _TENSORS]
+    if not is_traced(call.q, call.k_cache, call.v_cache, lengths, *descales, *fields, *option_tensors(call.options)):
         return _run(call)
     result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(
-        call.q, call.k_cache, call.v_cache, call.k, call.v, call.rotary_cos, call.rotary_sin, lengths,
-        call.cache_seqlens if lengths is None else None, call.cache_batch_idx, call.cache_leftpad, call.block_table,
-        call.softmax_scale, call.causal, *call.window_size, call.softcap, call.rotary_interleaved,
-        call.alibi_slopes, call.num_splits, call.cu_seqlens_q, call.max_seqlen_q, call.cu_seqlens_k_new,
-        call.rotary_seqlens, call.attention_chunk, call.sm_margin, q_descale, k_descale, v_descale,
-        call.s_aux, call.qv,
+        call.q, call.k_cache, call.v_cache, lengths, call.cache_seqlens if lengths is None else None, *descales,
+        *[getattr(call, name) for name in _FIELDS], *as_arguments(call.options),
     )  # fmt: skip
     return (result if call.out is None else call.out.copy_(result)), softmax_lse
 
@@ -144,12 +114,6 @@ def check_pages(call: CacheCall) -> None:
         )
 
 
-_INPUTS = (
-    "q", "k", "v", "qv", "k_cache", "v_cache", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx",
-    "cache_leftpad", "block_table", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "s_aux",
-)  # fmt: skip
-
-
 def _apart(call: CacheCall) -> CacheCall:
     """A call that appends keys and reads no input in memory of the caches, of which it copies such inputs.
 
@@ -174,7 +138,10 @@ def _run(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     out = call.out
     if out is None:
         return backends.select(call.q).kvcache(call)
-    inputs = {name: x for name in _INPUTS if isinstance(x := getattr(call, name), torch.Tensor)}
+    names = ("q", "k_cache", "v_cache", "cache_seqlens", *_TENSORS)
+    inputs = {name: x for name in names if isinstance(x := getattr(call, name), torch.Tensor)}
+    of_options = zip(FIELDS[type(call.options)].tensors, option_tensors(call.options), strict=True)
+    inputs |= {name: x for name, x in of_options if x is not None}
     if not check_outputs({"out": out}, inputs):
         return backends.select(call.q).kvcache(call)
     if shares_memory(out, call.k_cache) or shares_memory(out, call.v_cache):

@@ -10,7 +10,7 @@ import torch
 
 from flash_attn import backends
 from flash_attn.backends.sources import explain
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import attention_call
 from flash_attn.diagnosis.commands import install_torch, install_torch_on_windows
 from flash_attn.diagnosis.shells import Windows
 from flash_attn.kernels.targets import override, serving_targets
@@ -63,7 +63,9 @@ def _who_serves(
 ) -> dict[str, dict[str, str | None]]:
     if k is None or v is None:
         raise TypeError("backend_info: a call has q, k and v, pass all three")
-    return explain(backends.select(q), AttentionCall(q, k, v, **{"softmax_scale": q.shape[-1] ** -0.5, **options}))
+    return explain(
+        backends.select(q), attention_call(q=q, k=k, v=v, **{"softmax_scale": q.shape[-1] ** -0.5, **options})
+    )
 
 
 def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 
 from flash_attn.arguments import check_second_query
 from flash_attn.backends.torch.sequences import bounds
-from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous, replace
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.tracing import is_traced
 
@@ -38,7 +38,7 @@ def attend(
     As upstream, it takes tensors that require gradients. Their backward raises NotImplementedError.
     """
     q, k, v = call.q, call.k, call.v
-    inputs = tuple(x for x in (q, k, v, qv, call.s_aux) if x is not None)
+    inputs = tuple(x for x in (q, k, v, qv, call.options.s_aux) if x is not None)
     table = lengths = None
     if call.cu_seqlens_k is not None:  # Pages have one key each, because a sequence may begin at any row.
         if k.is_cpu and not is_traced(k, call.cu_seqlens_k):  # the lengths are known
@@ -50,10 +50,9 @@ def attend(
     scale = (q.shape[-1] + v.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
     cached = CacheCall(
         q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v), qv=qv,
-        softmax_scale=scale, cache_seqlens=lengths, block_table=table, causal=call.causal,
-        window_size=call.window_size, softcap=call.softcap, cu_seqlens_q=call.cu_seqlens_q,
-        max_seqlen_q=call.max_seqlen_q, attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin,
-        s_aux=call.s_aux,
+        options=replace(call.options, softmax_scale=scale, attention_chunk=attention_chunk), cache_seqlens=lengths,
+        block_table=table, cu_seqlens_q=call.cu_seqlens_q, max_seqlen_q=call.max_seqlen_q, num_splits=num_splits,
+        sm_margin=sm_margin,
     )  # fmt: skip
     check_second_query(cached)
     cached.qv = maybe_contiguous(qv)

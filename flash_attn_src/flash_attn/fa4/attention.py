@@ -8,7 +8,7 @@ import torch
 from torch.compiler import is_compiling
 
 import flash_attn
-from flash_attn import fp8
+from flash_attn import calls, fp8
 from flash_attn.arguments import check_dense, check_kvcache, check_strided, check_varlen
 from flash_attn.arguments.diagnosis import check_block_table
 from flash_attn.autocast import cast
@@ -43,6 +43,11 @@ class Options:
     return_lse: bool
     qv: torch.Tensor | None = None
 
+    def of_call(self) -> calls.Options:
+        """The options of a call."""
+        window, sink = self.mask.window, self.learnable_sink
+        return calls.Options(self.softmax_scale, window_size=window, softcap=self.softcap, s_aux=sink)
+
 
 def _told(softmax_lse: torch.Tensor) -> torch.Tensor:
     """softmax_lse as FlashAttention-4 gives it: -inf in rows that see no key."""
@@ -51,7 +56,7 @@ def _told(softmax_lse: torch.Tensor) -> torch.Tensor:
 
 def _result(call: AttentionCall, options: Options, out: torch.Tensor, softmax_lse: torch.Tensor) -> Result:
     """softmax_lse has a gradient if it was asked for; without return_lse it is there if autograd records the call."""
-    recorded = keeps_gradients(call.q, call.k, call.v, call.s_aux)
+    recorded = keeps_gradients(call.q, call.k, call.v, call.options.s_aux)
     if options.return_lse and recorded and not is_fp8(call.q):
         return out, _told(lse.with_gradient(call, softmax_lse))
     return out, _told(softmax_lse.detach()) if options.return_lse or recorded else None
@@ -83,9 +88,7 @@ def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> AttentionCall:
-    call = AttentionCall(q, k, v, options.softmax_scale, False, options.mask.window, options.softcap)
-    call.s_aux, call.deterministic = options.learnable_sink, options.deterministic
-    return call
+    return AttentionCall(q, k, v, options.of_call(), options.deterministic)
 
 
 def _with_second_query(call: AttentionCall, qv: torch.Tensor, options: Options) -> Result:
@@ -96,7 +99,7 @@ def _with_second_query(call: AttentionCall, qv: torch.Tensor, options: Options) 
 
 def _is_one_op(call: AttentionCall, options: Options) -> bool:
     """Whether torch.compile traces a call whose softmax_lse gets a gradient. The op knows no `deterministic`."""
-    recorded = keeps_gradients(call.q, call.k, call.v, call.s_aux)
+    recorded = keeps_gradients(call.q, call.k, call.v, call.options.s_aux)
     return is_compiling() and options.return_lse and recorded and not options.deterministic and not is_fp8(call.q)
 
 
@@ -178,10 +181,9 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
         seqused_k = torch.stack([seqused_k, torch.zeros_like(seqused_k)], 1).flatten()
         table = table.repeat_interleave(2, 0)
     call = CacheCall(
-        q=maybe_contiguous(queries.x), k_cache=k, v_cache=v, softmax_scale=options.softmax_scale,
-        cache_seqlens=seqused_k, block_table=table, window_size=options.mask.window, softcap=options.softcap,
-        num_splits=options.num_splits, cu_seqlens_q=starts, max_seqlen_q=queries.longest,
-        s_aux=options.learnable_sink, qv=None if options.qv is None else rows_of(options.qv, queries),
+        q=maybe_contiguous(queries.x), k_cache=k, v_cache=v, options=options.of_call(), cache_seqlens=seqused_k,
+        block_table=table, num_splits=options.num_splits, cu_seqlens_q=starts, max_seqlen_q=queries.longest,
+        qv=None if options.qv is None else rows_of(options.qv, queries),
     )  # fmt: skip
     check_kvcache(call, True)
     out, softmax_lse = attend_to_cache(call)

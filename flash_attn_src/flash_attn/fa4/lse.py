@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.calls import AttentionCall, replace, restore
+from flash_attn.calls import AttentionCall, kept, replace, restore
 from flash_attn.custom_ops import dispatch
 from flash_attn.custom_ops.autograd import differentiate
 from flash_attn.first_derivative import Gradients, first_only
@@ -33,8 +33,9 @@ class _Lse(torch.autograd.Function):
         softmax_lse: torch.Tensor,
         call: AttentionCall,
     ) -> torch.Tensor:
-        ctx.save_for_backward(q, k, softmax_lse, *call.tensors())
-        ctx.options, ctx.of_v = call.options(), (v.shape, v.dtype)
+        tensors, ctx.rest = kept(call)
+        ctx.save_for_backward(q, k, softmax_lse, *tensors)
+        ctx.of_v = v.shape, v.dtype
         return softmax_lse.view_as(softmax_lse)
 
     @staticmethod
@@ -47,7 +48,7 @@ def _gradients(ctx: Any, saved: tuple[Any, ...], dlse: torch.Tensor) -> Gradient
     q, k, softmax_lse, *tensors = saved
     wide_q, wide_k = _padded(q), _padded(k)
     # The gradient of softmax_lse does not depend on v.
-    call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.options)
+    call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.rest)
     dq, dk, _, dsinks, _ = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
     assert dq is not None
     assert dk is not None
@@ -58,8 +59,9 @@ def _gradients(ctx: Any, saved: tuple[Any, ...], dlse: torch.Tensor) -> Gradient
 
 def with_gradient(call: AttentionCall, softmax_lse: torch.Tensor) -> torch.Tensor:
     """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k, v and s_aux."""
-    bare = replace(call, softmax_scale=call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale)
-    return _Lse.apply(call.q, call.k, call.v, call.s_aux, softmax_lse.detach(), bare)
+    scale = call.q.shape[-1] ** -0.5 if call.options.softmax_scale is None else call.options.softmax_scale
+    bare = replace(call, softmax_scale=scale)
+    return _Lse.apply(call.q, call.k, call.v, call.options.s_aux, softmax_lse.detach(), bare)
 
 
 def by_op(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:

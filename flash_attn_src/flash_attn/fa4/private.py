@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from flash_attn import calls
 from flash_attn.arguments import check_alike, check_dense, check_gradients, check_varlen
 from flash_attn.calls import AttentionCall, maybe_contiguous
 from flash_attn.custom_ops.autograd import differentiate
@@ -164,8 +165,8 @@ def _flash_attn_bwd(
             f"window_size_left, window_size_right: got {window_size_left}, {window_size_right}, wanted None, 0 or more"
         )
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    call = AttentionCall(_padded(q), _padded(k), _padded(v), scale, False, mask.window, softcap)
-    call.s_aux, call.deterministic = learnable_sink, deterministic
+    options = calls.Options(scale, window_size=mask.window, softcap=softcap, s_aux=learnable_sink)
+    call = AttentionCall(_padded(q), _padded(k), _padded(v), options, deterministic)
     if cu_seqlens_q is None and cu_seqlens_k is None:
         check_dense(call)
     else:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from flash_attn.kernels.modifiers import MODIFIERS
 from flash_attn.kernels.targets import Target
 
 DTYPES = ("fp16", "bf16", "fp32")
@@ -19,12 +20,13 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256, 512)
 # when it runs. Such a test in the main loop keeps loads from running under the arithmetic. So each single thing has a
 # kernel of its own in the types that training uses. `bias` adds a bias to the scores, with softcap and sinks where the
 # call has them; `any` has no bias.
-KINDS = ("plain", "alibi", "dropout", "softcap", "bias", "any")
+_SINGLE = tuple(row.kind for row in MODIFIERS)
+KINDS = ("plain", *_SINGLE, "bias", "any")
 # Kernels of large head dims exist for plain calls, and for every other call in one kernel.
-SIZES_OF_KINDS = dict.fromkeys(("sink", "alibi", "dropout", "softcap"), HEAD_DIMS[:-1])
+SIZES_OF_KINDS = dict.fromkeys(("sink", *_SINGLE), HEAD_DIMS[:-1])
 
 # A forward may have sinks besides. The backward needs none: softmax_lse holds them.
-FORWARD_KINDS = ("plain", "sink", "alibi", "dropout", "softcap", "bias", "any")
+FORWARD_KINDS = ("plain", "sink", *_SINGLE, "bias", "any")
 
 # Rows whose strides are multiples of 16 bytes, or any rows. `uneven` kernels compute one address for each element.
 # Larger blocks have too few registers for that, and uneven norms are rare.

@@ -20,7 +20,8 @@ from torch.library import Library
 
 from flash_attn import backends, rng
 from flash_attn.arguments import check_dense, check_gradients, check_kvcache, check_per_sequence, check_varlen
-from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.calls import AttentionCall, CacheCall, Options, maybe_contiguous, replace
+from flash_attn.options import SPLIT_KV
 from flash_attn.sdpa.report import count_served
 
 NAME = "flash_attn"
@@ -76,9 +77,12 @@ def _check_head_dims(query: torch.Tensor, value: torch.Tensor) -> None:
             )
 
 
-def _window(options: dict[str, Any]) -> tuple[int, int]:
-    left, right = options.get("window_size_left"), options.get("window_size_right")
-    return -1 if left is None else left, -1 if right is None else right
+def _options(given: dict[str, Any], is_causal: bool, dropout_p: float) -> Options:
+    """The options of a call from the arguments of PyTorch's operators."""
+    left, right = given.get("window_size_left"), given.get("window_size_right")
+    window = (-1 if left is None else left, -1 if right is None else right)
+    slopes = given.get("alibi_slopes")
+    return Options(given.get("scale"), is_causal, window, dropout_p=dropout_p, alibi_slopes=slopes)
 
 
 def _in_rows(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -103,14 +107,12 @@ def _attend(
     call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     rng_state: torch.Tensor | None = None
     if call.block_table is not None or (call.seqused_k is not None and given is None):
-        if call.dropout_p > 0.0:
-            raise NotImplementedError("dropout_p: got more than 0, wanted 0 with block_table or seqused_k")
+        SPLIT_KV.refuse(call, "leave it out with block_table or seqused_k")
         lengths = given.diff() if call.seqused_k is None and given is not None else call.seqused_k
         found, softmax_lse = _over_cache(
             CacheCall(
-                q=call.q, k_cache=call.k, v_cache=call.v, softmax_scale=call.softmax_scale, cache_seqlens=lengths,
-                block_table=call.block_table, causal=call.causal, window_size=call.window_size,
-                alibi_slopes=call.alibi_slopes, num_splits=num_splits or 0, cu_seqlens_q=call.cu_seqlens_q,
+                q=call.q, k_cache=call.k, v_cache=call.v, options=call.options, cache_seqlens=lengths,
+                block_table=call.block_table, num_splits=num_splits or 0, cu_seqlens_q=call.cu_seqlens_q,
                 max_seqlen_q=call.max_seqlen_q, max_seqlen_k=call.max_seqlen_k or None,
             ),
             out,
@@ -121,8 +123,8 @@ def _attend(
         else:
             check_varlen(call)
             check_per_sequence(q, call.batch, seqused_k=call.seqused_k)
-        if call.dropout_p > 0.0:
-            call.rng_state = rng_state = rng.draw(q.device)
+        if call.options.dropout_p > 0.0:
+            call.options.rng_state = rng_state = rng.draw(q.device)
         call.out = _in_rows(out)
         found, softmax_lse, _, _ = backends.select(q).forward(call)
     if out is not None and found is not out and found.data_ptr() != out.data_ptr():
@@ -164,8 +166,8 @@ def _forward(
     """aten::_flash_attention_forward: (out, softmax_lse, rng_state, unused, debug_mask)."""
     _check_options(return_debug_mask, options)
     call = AttentionCall(
-        query, key, value, options.get("scale"), is_causal, _window(options), 0.0, options.get("alibi_slopes"),
-        dropout_p, cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k, max_seqlen_q=0 if cum_seq_q is None else max_q,
+        query, key, value, _options(options, is_causal, dropout_p), cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k,
+        max_seqlen_q=0 if cum_seq_q is None else max_q,
         max_seqlen_k=0 if cum_seq_q is None else max_k, seqused_k=options.get("seqused_k"),
         block_table=options.get("block_table"),
     )  # fmt: skip
@@ -223,8 +225,8 @@ def _backward(
     state = _rng_state(rng_state, unused) if dropout_p > 0.0 else None
     deterministic = torch.are_deterministic_algorithms_enabled()
     call = AttentionCall(
-        q, k, v, options.get("scale"), is_causal, _window(options), 0.0, None, dropout_p, deterministic,
-        rng_state=state, cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k,
+        q, k, v, replace(_options(options, is_causal, dropout_p), rng_state=state), deterministic,
+        cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k,
         max_seqlen_q=0 if cum_seq_q is None else max_q, max_seqlen_k=0 if cum_seq_q is None else max_k,
     )  # fmt: skip
     if cum_seq_q is None:
@@ -262,7 +264,7 @@ def _sdpa_forward(
     _check_options(return_debug_mask, options)
     out = _with_layout_of(query, value.shape[-1])
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    call = AttentionCall(q, k, v, options.get("scale"), is_causal, dropout_p=dropout_p)
+    call = AttentionCall(q, k, v, _options(options, is_causal, dropout_p))
     _, softmax_lse, rng_state = _attend(call, out.transpose(1, 2), None)
     state = _random_state(rng_state, query)
     return out, softmax_lse, None, None, query.shape[2], key.shape[2], *state, query.new_empty((0,))

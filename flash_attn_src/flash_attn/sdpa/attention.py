@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from flash_attn.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM, MOST
 from flash_attn.autograd import attend, differentiable
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import AttentionCall, Options
 from flash_attn.flash_attn_interface import flash_attn_func
 from flash_attn.sdpa.modes import is_stand_in
 
@@ -129,9 +129,8 @@ def attention(
     causal, window = is_causal and not is_shifted, (-1, seqlen_q - seqlen_k) if is_shifted else (-1, -1)
     deterministic = torch.are_deterministic_algorithms_enabled()
     if _is_checked(query, key, value, attn_mask, dropout_p, is_causal, scale):
-        call = AttentionCall(
-            q, k, v, shape[-1] ** -0.5 if scale is None else scale, causal, window, 0.0, None, dropout_p, deterministic
-        )
+        options = Options(shape[-1] ** -0.5 if scale is None else scale, causal, window, 0.0, dropout_p)
+        call = AttentionCall(q, k, v, options, deterministic)
         if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
             out = differentiable(call, q, k, v)
         else:

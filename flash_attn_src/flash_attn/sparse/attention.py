@@ -10,7 +10,7 @@ from flash_attn import backends
 from flash_attn.arguments import check_dense
 from flash_attn.autocast import cast
 from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, GradientCall, maybe_contiguous, new_out
+from flash_attn.calls import AttentionCall, GradientCall, Options, maybe_contiguous, new_out
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.tracing import refuse_tangents_of_an_op
 
@@ -50,7 +50,7 @@ def flash_attn_block_sparse_func(
     if type(return_lse) is not bool:
         raise TypeError(f"return_lse: got {return_lse!r}, wanted True or False")
     q, k, v = cast(q, k, v)
-    call = AttentionCall(q, k, v, softmax_scale, causal, window_size)
+    call = AttentionCall(q, k, v, Options(softmax_scale, causal, window_size))
     check_dense(call)
     batch, seqlen_q, heads, head_dim = q.shape
     if head_dim > _MAX_HEAD_DIM or v.shape[-1] != head_dim:
@@ -58,11 +58,11 @@ def flash_attn_block_sparse_func(
             f"head_dim: got {head_dim} and {v.shape[-1]} for v, wanted the same and at most {_MAX_HEAD_DIM} with a "
             "block mask"
         )
-    if call.scale <= 0.0:
-        raise ValueError(f"softmax_scale: got {call.scale}, wanted a positive number with a block mask")
+    if call.options.scale <= 0.0:
+        raise ValueError(f"softmax_scale: got {call.options.scale}, wanted a positive number with a block mask")
     block_mask.check(batch, heads, seqlen_q, k.shape[1], q.device)
     # A window that reaches every key is open after the checks.
-    options = (block_mask.seen, *block_mask.block_size, call.scale, causal, *call.window_size)
+    options = (block_mask.seen, *block_mask.block_size, call.options.scale, causal, *call.options.window_size)
     short = -head_dim % 8
     if short:
         q, k, v = (torch.nn.functional.pad(x, (0, short)) for x in (q, k, v))
@@ -75,9 +75,8 @@ def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any,
     seen, block_q, block_k, softmax_scale, causal, left, right = options
     refuse_tangents_of_an_op(q, k, v)
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
-    call = AttentionCall(q, k, v, softmax_scale, causal, (left, right))
-    call.block_mask = BlockMask(seen, (block_q, block_k))
-    return call
+    mask = BlockMask(seen, (block_q, block_k))
+    return AttentionCall(q, k, v, Options(softmax_scale, causal, (left, right), block_mask=mask))
 
 
 @torch.library.custom_op(

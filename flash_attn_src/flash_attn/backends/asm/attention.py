@@ -10,6 +10,7 @@ from flash_attn.backends.asm.planning import Call, Operand
 from flash_attn.backends.ck.parameters import aligned
 from flash_attn.calls import AttentionCall, ForwardResult, new_out
 from flash_attn.kernels import assembly
+from flash_attn.options import ASM_BACKWARD, ASM_FORWARD
 from flash_attn.runtime import device
 
 DTYPES = {torch.float16: assembly.FP16, torch.bfloat16: assembly.BF16}
@@ -17,20 +18,9 @@ DTYPES = {torch.float16: assembly.FP16, torch.bfloat16: assembly.BF16}
 
 def unsupported_reason(call: AttentionCall, described: Call | None, op: str) -> str | None:
     """The reason why no assembly kernel serves an op (fwd or bwd) of a call. None if a kernel does."""
-    for name, given in (
-        ("dropout_p", call.dropout_p > 0.0),
-        ("softcap", call.softcap > 0.0),
-        ("alibi_slopes", call.alibi_slopes is not None),
-        ("leftpad_k", call.leftpad_k is not None),
-        ("seqused_k", call.seqused_k is not None),
-        ("block_table", call.block_table is not None),
-        ("attn_bias", call.attn_bias is not None),
-        ("block_mask", call.block_mask is not None),
-        ("s_aux", op == "fwd" and call.s_aux is not None),
-        ("deterministic", op == "bwd" and call.deterministic),
-    ):
-        if given:
-            return f"{name}: the kernels have none"
+    name = (ASM_FORWARD if op == "fwd" else ASM_BACKWARD).unserved(call)
+    if name is not None:
+        return f"{name}: the kernels have none"
     if described is None:
         return f"dtype: {call.q.dtype} is neither float16 nor bfloat16"
     if (kernel := planning.find(described, op)) is not None and not has_kernel(call.q.get_device(), kernel.name):
@@ -52,7 +42,7 @@ def describe(call: AttentionCall) -> Call | None:
     if call.q.dtype not in DTYPES:
         return None
     here = device.of(call.q.get_device())
-    left, right = call.window_size
+    left, right = call.options.window_size
     packed = call.cu_seqlens_q is not None
     starts_q = starts_k = total_q = total_k = 0
     if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
@@ -61,8 +51,8 @@ def describe(call: AttentionCall) -> Call | None:
     return Call(
         target=here.target, units=here.compute_units, dtype=DTYPES[call.q.dtype], batch=call.batch,
         heads=call.q.shape[-2], heads_k=call.k.shape[-2], head_dim=call.q.shape[-1],
-        seqlen_q=call.longest_q, seqlen_k=call.longest_k, left=left, right=0 if call.causal else right,
-        scale=call.scale, packed=packed, starts_q=starts_q, starts_k=starts_k, total_q=total_q, total_k=total_k,
+        seqlen_q=call.longest_q, seqlen_k=call.longest_k, left=left, right=0 if call.options.causal else right,
+        scale=call.options.scale, packed=packed, starts_q=starts_q, starts_k=starts_k, total_q=total_q, total_k=total_k,
         value_dim=0 if call.v.shape[-1] == call.q.shape[-1] else call.v.shape[-1],
     )  # fmt: skip
 

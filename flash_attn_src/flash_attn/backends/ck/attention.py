@@ -12,6 +12,7 @@ from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import DIMS, NO_TENSOR, Parameters, aligned, unsupported_reason, window_of
 from flash_attn.backends.split_kv import DECODE_ROWS, as_cache_call, is_profitable
 from flash_attn.calls import AttentionCall, ForwardResult, replace
+from flash_attn.options import CK_FORWARD, SPLIT_KV
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -21,13 +22,13 @@ _FORWARD_ROWS = 128
 
 def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
     """See `protocol.Backend.forward`."""
-    if call.block_table is not None and call.return_softmax and call.dropout_p > 0.0:
+    if call.block_table is not None and call.return_softmax and call.options.dropout_p > 0.0:
         raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one out")
     if (reason := _unsupported_reason(call)) is not None:
         return fallback.because("forward", reason).forward(call)
 
     packed = call.cu_seqlens_q is not None
-    few = call.dropout_p == 0.0 and call.longest_q * call.q.shape[-2] <= DECODE_ROWS * call.k.shape[-2]
+    few = SPLIT_KV.unserved(call) is None and call.longest_q * call.q.shape[-2] <= DECODE_ROWS * call.k.shape[-2]
     # Packed keys may begin at any row. Only Triton's kernels can split keys that begin at any row.
     if few and packed and call.block_table is None and not fallback.alone and is_profitable(_FORWARD_ROWS, call):
         return fallback.backend.forward(call)
@@ -38,7 +39,7 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
         cached = as_cache_call(_FORWARD_ROWS, call)
         if cached is not None and unsupported_by_cache(cached) is None:
             return ForwardResult(*attend(cached, fallback))
-    if call.dropout_p > 0.0 and call.rng_state is None:
+    if call.options.dropout_p > 0.0 and call.options.rng_state is None:
         call = replace(call, rng_state=rng.draw(q.device))
 
     batch, seqlen_q, seqlen_k, out = call.batch, call.longest_q, call.longest_k, call.out
@@ -49,7 +50,7 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
         result.zero_()
         lse.fill_(torch.inf)
     random = None
-    if call.return_softmax and call.dropout_p > 0.0:
+    if call.return_softmax and call.options.dropout_p > 0.0:
         random = torch.empty((*lse_shape, seqlen_k), dtype=torch.uint8, device=q.device)
     if 0 not in (batch, seqlen_q, seqlen_k, q.shape[0], k.shape[0]):
         try:
@@ -59,18 +60,22 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
     if out is not None and result is not out:
         result = out.copy_(result)
     probabilities = None if random is None else dropout.signed_probabilities(call, lse, random)
-    return ForwardResult(result, lse, probabilities, call.rng_state)
+    return ForwardResult(result, lse, probabilities, call.options.rng_state)
 
 
 def _unsupported_reason(call: AttentionCall) -> str | None:
     """Why no kernel takes a call, or None."""
-    for option in ("leftpad_k", "s_aux", "attn_bias", "block_mask"):
-        if getattr(call, option) is not None:
-            return f"{option}: the kernels have none"
+    name = CK_FORWARD.unserved(call)
+    if name is not None:
+        return f"{name}: the kernels have none"
     reason = unsupported_reason(call.q, call.v)
-    if call.dropout_p > 0.0 and reason is None:
+    if call.options.dropout_p > 0.0 and reason is None:
         reason = dropout.unsupported_reason(call)
-    if reason is None and call.block_table is not None and (call.dropout_p > 0.0 or call.q.shape[-1] not in DIMS):
+    if (
+        reason is None
+        and call.block_table is not None
+        and (call.options.dropout_p > 0.0 or call.q.shape[-1] not in DIMS)
+    ):
         return f"block_table: not with dropout or head_dim {call.q.shape[-1]}"
     return reason
 
@@ -83,7 +88,7 @@ def _launch(call: AttentionCall, out: torch.Tensor, lse: torch.Tensor, random: t
     tensors = (*rows(q), *rows(k), *rows(v), *rows(out))
     shape = parameters.attention(
         call, window_of(call, one_query=not packed and call.longest_q == 1),
-        (0 if packed else lse.stride(0), lse.stride(-2)), call.rng_state,
+        (0 if packed else lse.stride(0), lse.stride(-2)), call.options.rng_state,
     )  # fmt: skip
     if block_table is None:
         rest = (address(lse), address(call.seqused_k), *parameters.random(random))

@@ -9,6 +9,7 @@ from flash_attn.backends.ck import parameters as ck_parameters
 from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import DIMS, NO_TENSOR, Parameters, aligned, window_of
 from flash_attn.calls import CacheCall
+from flash_attn.options import CK_CACHE
 from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -24,7 +25,7 @@ def attend(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Ten
     """`kvcache` of a call that the kernels support."""
     check_tables(call)
     q, k_cache, v_cache, k, v, block_table = call.q, call.k_cache, call.v_cache, call.k, call.v, call.block_table
-    rotary_cos, alibi_slopes, cache_seqlens = call.rotary_cos, call.alibi_slopes, call.lengths
+    rotary_cos, alibi_slopes, cache_seqlens = call.rotary_cos, call.options.alibi_slopes, call.lengths
     if isinstance(call.cache_seqlens, int):
         cache_seqlens = torch.full((q.shape[0],), call.cache_seqlens, dtype=torch.int32, device=q.device)
     batch, seqlen_q, nheads, head_dim = q.shape
@@ -69,11 +70,9 @@ def attend(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Ten
 
 def unsupported_reason(call: CacheCall) -> str | None:
     """Why no kernel takes a call, or None."""
-    for option in ("qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad", "s_aux"):
-        if getattr(call, option) is not None:
-            return f"{option}: the kernels have none"
-    if call.attention_chunk > 0:
-        return "attention_chunk: the kernels have none"
+    name = CK_CACHE.unserved(call)
+    if name is not None:
+        return f"{name}: the kernels have none"
     if call.q.shape[-1] not in DIMS:
         return f"head_dim: a cache of {call.q.shape[-1]} would have to be copied"
     if not (aligned(call.k_cache) is call.k_cache and aligned(call.v_cache) is call.v_cache):

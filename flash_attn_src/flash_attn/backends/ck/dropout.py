@@ -14,13 +14,13 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     Forward and backward both call this, because both must draw the same pattern, and Triton's kernels draw another one.
     """
     q, k, batch, seqlen_q, seqlen_k = call.q, call.k, call.batch, call.longest_q, call.longest_k
-    if call.softcap > 0.0:
+    if call.options.softcap > 0.0:
         return "softcap: not together with dropout_p"
-    if call.scale <= 0.0:
-        return f"scale: {call.scale} is not above 0"
+    if call.options.scale <= 0.0:
+        return f"scale: {call.options.scale} is not above 0"
     if max(batch, q.shape[-2], -(-seqlen_q // 64)) > 65535:
         return f"dropout_p: a grid takes 65535 of batch {batch}, of {q.shape[-2]} heads, of {seqlen_q} / 64 queries"
-    if call.alibi_slopes is not None and max(seqlen_q, seqlen_k) >= 65536:
+    if call.options.alibi_slopes is not None and max(seqlen_q, seqlen_k) >= 65536:
         return "alibi_slopes: distances of 65536 and more do not fit the 16 bits of the kernels"
     # Bytes of the backward's fp32 sums of one sequence. No other tensor of the call takes more for a sequence.
     widest = 4 * max(seqlen_q * max(q.stride(-3), q.shape[-2] * 256), seqlen_k * k.stride(-3))
@@ -33,7 +33,7 @@ def signed_probabilities(call: AttentionCall, lse: torch.Tensor, random: torch.T
     random is what the kernels stored: below or at floor(255 * (1 - dropout_p)) where kept, (batch, heads, seqlen_q,
     seqlen_k) or (heads, total_q, seqlen_k).
     """
-    q, k, alibi_slopes = call.q, call.k, call.alibi_slopes
+    q, k, alibi_slopes = call.q, call.k, call.options.alibi_slopes
     cu_seqlens_q, cu_seqlens_k = call.cu_seqlens_q, call.cu_seqlens_k
     left, right = window_of(call)
     if cu_seqlens_q is None or cu_seqlens_k is None:
@@ -47,7 +47,7 @@ def signed_probabilities(call: AttentionCall, lse: torch.Tensor, random: torch.T
     for entry, (queries, keys, row_lse, numbers) in enumerate(sequences):
         rows, columns = queries.shape[0], keys.shape[0]
         keys = keys.repeat_interleave(nheads // keys.shape[1], 1)
-        scores = torch.einsum("qhd,khd->hqk", queries.float(), keys.float()) * call.scale
+        scores = torch.einsum("qhd,khd->hqk", queries.float(), keys.float()) * call.options.scale
         place = torch.arange(rows, device=q.device)[:, None] + columns - rows
         distance = torch.arange(columns, device=q.device) - place
         if alibi_slopes is not None:
@@ -59,7 +59,7 @@ def signed_probabilities(call: AttentionCall, lse: torch.Tensor, random: torch.T
         if right >= 0:
             seen &= distance <= right
         p = torch.exp(scores - row_lse[..., None])
-        kept = numbers[..., :columns] <= int(255 * (1.0 - call.dropout_p) + 1e-5)  # as fp32 rounds it
+        kept = numbers[..., :columns] <= int(255 * (1.0 - call.options.dropout_p) + 1e-5)  # as fp32 rounds it
         # The sign must survive rounding to zero in the mask's type.
         signed = torch.where(kept, p, -p.clamp_min(torch.finfo(q.dtype).tiny)).masked_fill(~seen, 0.0)
         found[entry, :, :rows, :columns] = signed.to(q.dtype)

@@ -8,6 +8,7 @@ from flash_attn.backends.ck import dropout
 from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import DIMS, Parameters, aligned, padded, unsupported_reason, window_of
 from flash_attn.calls import GradientCall, replace
+from flash_attn.options import CK_BACKWARD
 from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -16,15 +17,12 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     """See `protocol.Backend.backward`."""
     call = gradients.forward
     reason = unsupported_reason(call.q, call.v)
-    if reason is None and call.dropout_p > 0.0:
+    if reason is None and (name := CK_BACKWARD.unserved(call)) is not None:
+        reason = f"{name}: the backward has none"
+    if reason is None and call.options.dropout_p > 0.0:
         reason = dropout.unsupported_reason(call)
-        if call.s_aux is not None:  # the forward drew its numbers in the pattern of the Triton kernels
+        if call.options.s_aux is not None:  # the forward drew its numbers in the pattern of the Triton kernels
             reason = "s_aux: not together with dropout_p"
-    elif reason is None and call.softcap > 0.0:  # before there is a workspace
-        reason = "softcap: the backward has none"
-    for option in ("attn_bias", "block_mask"):
-        if getattr(call, option) is not None:
-            reason = f"{option}: the kernels have none"
     if reason is not None:
         return fallback.because("backward", reason).backward(gradients)
 
@@ -51,7 +49,7 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     address = parameters.address
     tensors = [field for x in (q, k, v, out, dout, new_dq, new_dk, new_dv) for field in parameters.rows(x)]
     lse_strides = (0 if packed else softmax_lse.stride(0), softmax_lse.stride(-2))
-    shape = parameters.attention(call, window_of(call), lse_strides, call.rng_state)
+    shape = parameters.attention(call, window_of(call), lse_strides, call.options.rng_state)
     statistics = (address(softmax_lse), address(delta))
     rest = (q.shape[0] if packed else 0, int(call.deterministic), 0)
     workspace = ck_planner.backward_workspace(ck_planner.BACKWARD.pack(*shape, *tensors, *statistics, 0, *rest))
@@ -59,7 +57,9 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     try:
         parameters.run("backward", ck_planner.BACKWARD.pack(*shape, *tensors, *statistics, address(sums), *rest))
     except UnsupportedError as error:
-        if call.dropout_p > 0.0:  # the forward drew its numbers in another pattern than the Triton kernels would
+        if (
+            call.options.dropout_p > 0.0
+        ):  # the forward drew its numbers in another pattern than the Triton kernels would
             raise NotImplementedError(f"the CK backend cannot do this backward with dropout: {error}") from None
         return fallback.because("backward", str(error)).backward(gradients)
     for gradient, computed in ((dq, new_dq), (dk, new_dk), (dv, new_dv)):
@@ -70,7 +70,7 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
             found = found.unflatten(-2, (nheads_k, nheads // nheads_k)).sum(-2)
         gradient.copy_(found)
     # The kernels keep it times 1 - dropout_p.
-    return delta if call.dropout_p == 0.0 else delta / (1.0 - call.dropout_p)
+    return delta if call.options.dropout_p == 0.0 else delta / (1.0 - call.options.dropout_p)
 
 
 def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:

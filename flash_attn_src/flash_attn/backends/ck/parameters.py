@@ -51,11 +51,13 @@ class Parameters:
         self, call: AttentionCall, window: tuple[int, int], lse: tuple[int, int], rng_state: torch.Tensor | None
     ) -> tuple[int | float, ...]:
         """The fields of flash_attn_ck_shape; lse: the (batch, head) strides of softmax_lse."""
-        q, slopes = call.q, call.alibi_slopes
+        q, options = call.q, call.options
+        slopes = options.alibi_slopes
         return (
             DTYPES[q.dtype], call.batch, q.shape[-2], call.k.shape[-2], q.shape[-1], call.longest_q, call.longest_k,
-            *window, call.scale, call.softcap, call.dropout_p, *lse, batch_stride(slopes), self.address(slopes),
-            self.address(call.cu_seqlens_q), self.address(call.cu_seqlens_k), self.address(rng_state),
+            *window, options.scale, options.softcap, options.dropout_p, *lse, batch_stride(slopes),
+            self.address(slopes), self.address(call.cu_seqlens_q), self.address(call.cu_seqlens_k),
+            self.address(rng_state),
         )  # fmt: skip
 
     def cache(
@@ -63,10 +65,11 @@ class Parameters:
     ) -> tuple[int | float, ...]:
         """The fields of flash_attn_ck_shape for a call over a cache, whose queries are q (batch, rows, heads, dim)."""
         batch, rows, heads, head_dim = q.shape
-        slopes = call.alibi_slopes
+        options = call.options
+        slopes = options.alibi_slopes
         return (
             DTYPES[q.dtype], batch, heads, call.k_cache.shape[2], head_dim, rows, call.capacity,
-            *window, call.scale, call.softcap, 0.0, *lse, batch_stride(slopes), self.address(slopes), 0, 0, 0,
+            *window, options.scale, options.softcap, 0.0, *lse, batch_stride(slopes), self.address(slopes), 0, 0, 0,
         )  # fmt: skip
 
     def run(self, what: str, packed: bytes) -> None:
@@ -127,7 +130,7 @@ def padded(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 def window_of(call: AttentionCall | CacheCall, *, one_query: bool = False) -> tuple[int, int]:
     """Causal ends the window at the query itself, which one query alone does not notice."""
-    left, right = call.window_size
-    if call.causal:
+    left, right = call.options.window_size
+    if call.options.causal:
         right = 0
     return (-1, -1) if one_query and left < 0 and right >= 0 else (left, right)

@@ -5,32 +5,33 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends.torch import sequences, sparse, tiles
+from flash_attn.backends.torch import scores, sequences, sparse, tiles
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, new_out
+from flash_attn.options import TORCH, Options
 
 
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`."""
-    if call.block_mask is not None:
+    TORCH.refuse(call, "leave it out")
+    if call.options.block_mask is not None:
         with torch.no_grad(), in_own_types():
             return sparse.forward(call)
     q, k, v, out = call.q, call.k, call.v, call.out
     with torch.no_grad(), in_own_types():
-        rng_state = call.rng_state
-        if call.dropout_p > 0.0 and rng_state is None:
+        rng_state = call.options.rng_state
+        if call.options.dropout_p > 0.0 and rng_state is None:
             rng_state = rng.draw(q.device)
-        options = _options_of(call, rng_state)
         if out is None:
             out = new_out(q, v)
         batch, heads = call.batch, q.shape[-2]
-        dmask_dtype = q.dtype if call.return_softmax and call.dropout_p > 0.0 else None
+        dmask_dtype = q.dtype if call.return_softmax and call.options.dropout_p > 0.0 else None
         dmask = _zeros((batch, heads, call.longest_q, call.longest_k), dmask_dtype, q.device)
-        slopes = slopes_of(call.alibi_slopes, batch, heads)
+        options, seed = scores.by_head(call.options, batch, heads), _seed_of(call.options, rng_state)
         lse_dtype = tiles.accumulation_dtype(q.dtype)
         varlen = call.cu_seqlens_q is not None
         if not varlen and not call.is_inference:
             lse = torch.empty((batch, heads, q.shape[1]), dtype=lse_dtype, device=q.device)
-            tiles.forward(tiles.Inputs(q, k, v, slopes, call.s_aux, call.attn_bias), options, out, lse, dmask)
+            tiles.forward(tiles.Inputs(q, k, v, options, seed), out, lse, dmask)
             return ForwardResult(out, lse, dmask, rng_state)
         flat_q, flat_out = (x if varlen else x.reshape(-1, *x.shape[2:]) for x in (q, out))
         flat_out.zero_()
@@ -40,8 +41,7 @@ def forward(call: AttentionCall) -> ForwardResult:
             keys, values = (sequences.keys_of(x, rows, call.block_table, index) for x in (flat_k, flat_v))
             queries = slice(rows.q0, rows.q1)
             tiles.forward(
-                tiles.Inputs(flat_q[None, queries], keys[None], values[None], _of_sequence(slopes, index), call.s_aux),
-                options,
+                tiles.Inputs(flat_q[None, queries], keys[None], values[None], _of_sequence(options, index), seed),
                 flat_out[None, queries],
                 lse[None, :, queries],
                 None if dmask is None else dmask[index, None, :, : rows.q1 - rows.q0, : rows.k1 - rows.k0],
@@ -57,26 +57,26 @@ def forward(call: AttentionCall) -> ForwardResult:
 def backward(gradients: GradientCall) -> torch.Tensor:
     """See `protocol.Backend.backward`. On a CPU it is always deterministic."""
     call = gradients.forward
+    TORCH.refuse(call, "leave it out")
     with torch.no_grad(), in_own_types():
-        if call.block_mask is not None:
+        if call.options.block_mask is not None:
             return sparse.backward(gradients)
-        if call.dropout_p > 0.0 and call.rng_state is None:
+        if call.options.dropout_p > 0.0 and call.options.rng_state is None:
             raise ValueError("rng_state: got None, wanted the int64[2] of the forward, as dropout_p > 0")
-        options = _options_of(call, call.rng_state)
+        options = scores.by_head(call.options, call.batch, call.q.shape[-2])
+        seed = _seed_of(call.options, call.options.rng_state)
         softmax_d = torch.zeros_like(gradients.softmax_lse)
-        slopes = slopes_of(call.alibi_slopes, call.batch, call.q.shape[-2])
         if call.cu_seqlens_q is None:
             given = tiles.Given(gradients.dout, gradients.out, gradients.softmax_lse)
             written = tiles.Gradients(gradients.dq, gradients.dk, gradients.dv, softmax_d, gradients.dbias)
-            inputs = tiles.Inputs(call.q, call.k, call.v, slopes, call.s_aux, call.attn_bias)
-            tiles.backward(inputs, options, given, written)
+            tiles.backward(tiles.Inputs(call.q, call.k, call.v, options, seed), given, written)
             return softmax_d
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
         for index, rows in enumerate(sequences.locate(call)):
             queries, keys = slice(rows.q0, rows.q1), slice(rows.k0, rows.k1)
             inputs = tiles.Inputs(
-                call.q[None, queries], call.k[None, keys], call.v[None, keys], _of_sequence(slopes, index), call.s_aux
+                call.q[None, queries], call.k[None, keys], call.v[None, keys], _of_sequence(options, index), seed
             )
             given = tiles.Given(
                 gradients.dout[None, queries], gradients.out[None, queries], gradients.softmax_lse[None, :, queries]
@@ -85,7 +85,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
                 gradients.dq[None, queries], gradients.dk[None, keys], gradients.dv[None, keys],
                 softmax_d[None, :, queries],
             )  # fmt: skip
-            tiles.backward(inputs, options, given, written, index)
+            tiles.backward(inputs, given, written, index)
         return softmax_d
 
 
@@ -94,25 +94,15 @@ def in_own_types(device: str = "cpu") -> torch.autocast:
     return torch.autocast(device, enabled=False)
 
 
-def _options_of(call: AttentionCall, rng_state: torch.Tensor | None) -> tiles.Options:
-    seed, offset = (0, 0) if rng_state is None or call.dropout_p == 0.0 else rng_state.tolist()
-    left, right = call.window_size
-    return tiles.Options(
-        scale=call.scale,
-        left=left,
-        right=0 if call.causal else right,
-        softcap=call.softcap,
-        dropout_p=call.dropout_p,
-        seed=(seed, offset),
-    )
+def _seed_of(options: Options, rng_state: torch.Tensor | None) -> tuple[int, int]:
+    if rng_state is None or options.dropout_p == 0.0:
+        return 0, 0
+    seed, offset = rng_state.tolist()
+    return seed, offset
 
 
-def _of_sequence(slopes: torch.Tensor | None, index: int) -> torch.Tensor | None:
-    return None if slopes is None else slopes[index, None]
-
-
-def slopes_of(alibi_slopes: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
-    return None if alibi_slopes is None else alibi_slopes.expand(batch, heads)
+def _of_sequence(options: Options, index: int) -> Options:
+    return scores.of_sequences(options, slice(index, index + 1))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device) -> torch.Tensor | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.torch import sequences, tiles
-from flash_attn.backends.torch.attention import in_own_types, slopes_of
+from flash_attn.backends.torch import scores, sequences, tiles
+from flash_attn.backends.torch.attention import in_own_types
 from flash_attn.backends.torch.fp8 import out_dtype, sequence_of_rows
 from flash_attn.calls import CacheCall, new_out, replace
+from flash_attn.options import CACHE
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """See `protocol.Backend.kvcache`."""
+    CACHE.refuse(call, "leave it out")
     if call.descales is not None:
         return _fp8_kvcache(call, call.descales)
     q, k, v, cu_seqlens_k_new = call.q, call.k, call.v, call.cu_seqlens_k_new
@@ -23,15 +25,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             spans = [(index * call.seqlen_q, (index + 1) * call.seqlen_q) for index in range(batch)]
         else:
             spans = sequences.bounds("cu_seqlens_q", call.cu_seqlens_q, q.shape[0], call.max_seqlen_q)
-        left, right = call.window_size
-        options = tiles.Options(
-            scale=call.scale,
-            left=left,
-            right=0 if call.causal else right,
-            softcap=call.softcap,
-            chunk=call.attention_chunk,
-        )
-        slopes = slopes_of(call.alibi_slopes, batch, heads)
+        options = scores.by_head(call.options, batch, heads)
         lengths = [call.length] * batch if call.lengths is None else call.lengths.tolist()
         lines = list(range(batch)) if call.cache_batch_idx is None else call.cache_batch_idx.tolist()
         leftpads = [0] * batch if call.cache_leftpad is None else call.cache_leftpad.tolist()
@@ -69,9 +63,9 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             if flat_qv is not None:
                 keys = torch.cat((keys, values), -1)
             inputs = tiles.Inputs(
-                queries[None], keys[None], values[None], None if slopes is None else slopes[index, None], call.s_aux
+                queries[None], keys[None], values[None], scores.of_sequences(options, slice(index, index + 1))
             )
-            tiles.forward(inputs, options, flat_out[None, q0:q1], lse[None, :, q0:q1])
+            tiles.forward(inputs, flat_out[None, q0:q1], lse[None, :, q0:q1])
         out.copy_(flat_out.view(out.shape))
         if not varlen:
             lse = lse.unflatten(1, (batch, call.seqlen_q)).transpose(0, 1).contiguous()

@@ -6,6 +6,7 @@ import torch
 
 from flash_attn.backends.torch import attention
 from flash_attn.calls import AttentionCall, Fp8Result, replace
+from flash_attn.options import FP8
 
 # What numbers are cast to.
 FORMAT = torch.float8_e4m3fn
@@ -56,6 +57,7 @@ def out_dtype(q: torch.Tensor) -> torch.dtype:
 
 def fp8_forward(call: AttentionCall) -> Fp8Result:
     """See `protocol.Backend.fp8_forward`: attention in fp32 of q, k, v as they come out of FP8 (e4m3fn)."""
+    FP8.refuse(call, "call flash_attn_func")
     assert call.descales is not None
     with torch.no_grad():
         tensors, offsets = (call.q, call.k, call.v), (call.cu_seqlens_q, call.cu_seqlens_k, call.cu_seqlens_k)

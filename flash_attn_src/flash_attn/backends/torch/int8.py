@@ -10,6 +10,7 @@ import torch
 from flash_attn.backends.torch import attention
 from flash_attn.calls import AttentionCall, replace
 from flash_attn.kernels.int8_rows import KEY_ROWS, QUERY_ROWS
+from flash_attn.options import INT8
 
 
 def round_trip(x: torch.Tensor, block: int, mean: torch.Tensor | None) -> torch.Tensor:
@@ -28,6 +29,7 @@ def round_trip(x: torch.Tensor, block: int, mean: torch.Tensor | None) -> torch.
 
 def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """See `protocol.Backend.int8_forward`."""
+    INT8.refuse(call, "call flash_attn_func")
     with torch.no_grad():
         q, k = round_trip(call.q, QUERY_ROWS, None), round_trip(call.k, KEY_ROWS, mean)
         result = attention.forward(replace(call, q=q, k=k, v=call.v.float(), out=None))

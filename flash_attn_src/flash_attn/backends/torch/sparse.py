@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from flash_attn.backends.torch.scores import window_of
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, new_out
+from flash_attn.options import WITH_BLOCK_MASK
 
 
 class _Part(NamedTuple):
@@ -37,7 +39,7 @@ def forward(call: AttentionCall) -> ForwardResult:
         weights = (scores - part_lse.masked_fill(empty, 0.0)[..., None]).exp()
         out[part.batch, part.queries, part.heads] = (weights @ _keys(call, call.v, part)).transpose(0, 1).to(out.dtype)
         lse[part.batch, part.heads, part.queries] = part_lse.masked_fill(empty, torch.inf)
-    return ForwardResult(out, lse, None, call.rng_state)
+    return ForwardResult(out, lse, None, call.options.rng_state)
 
 
 def backward(gradients: GradientCall) -> torch.Tensor:
@@ -51,7 +53,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         here = (part.batch, part.heads, part.queries)
         weights = (_scores(call, part) - gradients.softmax_lse[here][..., None]).exp()
         part_dout = dout[part.batch, part.queries, part.heads].transpose(0, 1)  # [heads, queries, head_dim]
-        ds = weights * (part_dout @ _keys(call, call.v, part).mT - delta[here][..., None]) * call.scale
+        ds = weights * (part_dout @ _keys(call, call.v, part).mT - delta[here][..., None]) * call.options.scale
         dq = ds @ _keys(call, call.k, part)
         gradients.dq[part.batch, part.queries, part.heads] = dq.transpose(0, 1).to(gradients.dq.dtype)
         q = call.q[part.batch, part.queries, part.heads].transpose(0, 1).to(dtype)
@@ -64,12 +66,12 @@ def backward(gradients: GradientCall) -> torch.Tensor:
 
 
 def _parts(call: AttentionCall) -> Iterator[_Part]:
-    mask = call.block_mask
+    WITH_BLOCK_MASK.refuse(call, "leave it out")
+    mask = call.options.block_mask
     assert mask is not None
     batch, seqlen_q, heads, _ = call.q.shape
     seqlen_k, device, (rows, cols) = call.k.shape[1], call.q.device, mask.block_size
-    left, right = call.window_size
-    right = 0 if call.causal else right
+    left, right = window_of(call.options)
     tokens = torch.arange(seqlen_k, device=device)
     shared = mask.seen.shape[1] == 1
     for entry in range(batch):
@@ -93,7 +95,7 @@ def _parts(call: AttentionCall) -> Iterator[_Part]:
 def _scores(call: AttentionCall, part: _Part) -> torch.Tensor:
     """The scaled scores of a part, [heads, queries, keys]."""
     q = call.q[part.batch, part.queries, part.heads].transpose(0, 1).to(accumulation_dtype(call.q.dtype))
-    return (q @ _keys(call, call.k, part).mT * call.scale).masked_fill(part.hidden, -torch.inf)
+    return (q @ _keys(call, call.k, part).mT * call.options.scale).masked_fill(part.hidden, -torch.inf)
 
 
 def _keys(call: AttentionCall, x: torch.Tensor, part: _Part) -> torch.Tensor:

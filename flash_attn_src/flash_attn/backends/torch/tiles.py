@@ -7,10 +7,12 @@ All sequences of a call have the same two lengths. Memory beyond the inputs and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+from flash_attn.backends.torch import scores as modifiers
+from flash_attn.options import Options, replace
 
 QUERY_TILE = 128
 KEY_TILE = 256
@@ -19,22 +21,6 @@ MAX_TILE_ELEMENTS = 1 << 23  # scores held at once: 32 MiB in fp32
 _MASK64 = (1 << 64) - 1
 # Weights may be wrong by this much because softmax_lse is rounded.
 _LOST = 2.0**-15
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options that change scores. Windows are in keys, -1 is open; causal is `right == 0`.
-
-    chunk > 0: a query sees only the keys of its own chunk. Chunks have this many keys and begin at key 0.
-    """
-
-    scale: float
-    left: int
-    right: int
-    softcap: float
-    dropout_p: float = 0.0
-    seed: tuple[int, int] = (0, 0)
-    chunk: int = 0
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,10 +44,11 @@ def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, stop)
 
 
-def _key_spans(q0: int, q1: int, shift: int, seqlen_k: int, options: Options) -> Iterator[tuple[int, int]]:
+def _key_spans(q0: int, q1: int, shift: int, seqlen_k: int, window: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """The key tiles that some query of q0..q1 sees; tiles start at multiples of KEY_TILE."""
-    first = max(0, q0 + shift - options.left) if options.left >= 0 else 0
-    last = min(seqlen_k, q1 + shift + options.right) if options.right >= 0 else seqlen_k
+    left, right = window
+    first = max(0, q0 + shift - left) if left >= 0 else 0
+    last = min(seqlen_k, q1 + shift + right) if right >= 0 else seqlen_k
     for k0 in range(first // KEY_TILE * KEY_TILE, last, KEY_TILE):
         yield k0, min(k0 + KEY_TILE, seqlen_k)
 
@@ -72,14 +59,16 @@ def _grouped(x: torch.Tensor, heads_k: int) -> torch.Tensor:
 
 
 class Inputs(NamedTuple):
-    """q (b, sq, h, d), k and v (b, sk, hk, d), ALiBi slopes (b, h), sinks (h,), bias (1 or b, 1 or h, sq, sk)."""
+    """q (b, sq, h, d), k and v (b, sk, hk, d), options as `scores.by_head` gives them.
+
+    seed: the two numbers from which dropout draws.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    slopes: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    options: Options
+    seed: tuple[int, int] = (0, 0)
 
 
 class Given(NamedTuple):
@@ -107,8 +96,8 @@ class Gradients(NamedTuple):
 class _Block:
     """One chunk of the batch in (b, heads_k, group, s, d) layout, and the scores of its tiles."""
 
-    def __init__(self, inputs: Inputs, options: Options, coordinates: tuple[int, int]) -> None:
-        q, k, v, slopes, sinks, bias = inputs
+    def __init__(self, inputs: Inputs, coordinates: tuple[int, int]) -> None:
+        q, k, v, options, self.seed = inputs
         heads_k = k.shape[2]
         self.q = _grouped(q, heads_k)
         self.k = k.transpose(1, 2)
@@ -118,22 +107,17 @@ class _Block:
         self.seqlen_k = k.shape[1]
         self.shift = self.seqlen_k - self.seqlen_q
         self.dtype = accumulation_dtype(q.dtype)
-        self.slopes = None if slopes is None else slopes.to(self.dtype).view(self.batch, heads_k, self.group, 1, 1)
-        self.sinks = None if sinks is None else sinks.to(self.dtype).view(heads_k, self.group, 1, 1)
-        self.bias = None if bias is None else self.by_group(bias)
-        self.options = options
+        self.options = modifiers.by_group(options, heads_k)
+        self.sinks = None if self.options.s_aux is None else self.options.s_aux.to(self.dtype)
+        self.window = modifiers.window_of(options)
         self.coordinates = coordinates
         self.generator = torch.Generator(device=q.device) if options.dropout_p > 0.0 else None
-
-    def by_group(self, x: torch.Tensor) -> torch.Tensor:
-        """(1 or b, 1 or h, sq, sk) as a view (1 or b, 1 or heads_k, 1 or group, sq, sk)."""
-        return x[:, :, None] if x.shape[1] == 1 else x.unflatten(1, (self.heads_k, self.group))
 
     def query_spans(self) -> Iterator[tuple[int, int]]:
         return _spans(0, self.seqlen_q, QUERY_TILE)
 
     def key_spans(self, q0: int, q1: int) -> Iterator[tuple[int, int]]:
-        return _key_spans(q0, q1, self.shift, self.seqlen_k, self.options)
+        return _key_spans(q0, q1, self.shift, self.seqlen_k, self.window)
 
     def rows(self, x: torch.Tensor, q0: int, q1: int) -> torch.Tensor:
         """Query rows of a (b, heads_k, group, s, d) tensor as (b, heads_k, group * rows, d)."""
@@ -145,63 +129,38 @@ class _Block:
     def scores(
         self, queries: torch.Tensor, keys: torch.Tensor, q0: int, q1: int, k0: int, k1: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(b, heads_k, group, rows, keys) scores, masked with -inf, and the tanh of their softcap, None without one."""
-        options = self.options
-        scores = self.ungroup(queries @ keys.transpose(-1, -2)) * options.scale
-        tanh = None
-        if options.softcap > 0.0:
-            tanh = torch.tanh(scores / options.softcap)
-            scores = tanh * options.softcap
-        if self.bias is not None:
-            scores = scores + self.bias[..., q0:q1, k0:k1].to(self.dtype)
-        if self.slopes is None and options.left < 0 and options.right < 0 and options.chunk == 0:
-            return scores, tanh
-        distance = (
-            torch.arange(k0, k1, device=scores.device)
-            - torch.arange(q0 + self.shift, q1 + self.shift, device=scores.device)[:, None]
-        )
-        if self.slopes is not None:
-            scores = scores - self.slopes * distance.abs()
-        if options.right >= 0 and k1 - 1 > q0 + self.shift + options.right:
-            scores = scores.masked_fill(distance > options.right, -torch.inf)
-        if options.left >= 0 and k0 < q1 - 1 + self.shift - options.left:
-            scores = scores.masked_fill(distance < -options.left, -torch.inf)
-        if options.chunk > 0:
-            place = torch.arange(q0 + self.shift, q1 + self.shift, device=scores.device)[:, None]
-            key = torch.arange(k0, k1, device=scores.device)
-            scores = scores.masked_fill(key // options.chunk != place // options.chunk, -torch.inf)
-        return scores, tanh
+        """(b, heads_k, group, rows, keys) scores, masked with -inf, and their derivative: see `scores.modified`."""
+        scores = self.ungroup(queries @ keys.transpose(-1, -2)) * self.options.scale
+        options = modifiers.of_tile(self.options, slice(q0, q1), slice(k0, k1))
+        left, right = self.window
+        first, last = q0 + self.shift, q1 - 1 + self.shift
+        if (left < 0 or k0 >= last - left) and (right < 0 or k1 - 1 <= first + right):
+            options = replace(options, causal=False, window_size=(-1, -1))  # it hides nothing here
+        places = torch.arange(first, last + 1, device=scores.device)[:, None]
+        return modifiers.modified(scores, options, places, torch.arange(k0, k1, device=scores.device))
 
     def kept(self, q0: int, q1: int, k0: int, k1: int) -> torch.Tensor:
         """Dropout mask of a tile; a function of the seed and the tile's place, not of the order."""
         assert self.generator is not None
-        self.generator.manual_seed(_tile_seed(*self.options.seed, *self.coordinates, q0, k0))
+        self.generator.manual_seed(_tile_seed(*self.seed, *self.coordinates, q0, k0))
         shape = (self.batch, self.heads_k, self.group, q1 - q0, k1 - k0)
         drawn = torch.rand(shape, generator=self.generator, dtype=torch.float32, device=self.q.device)
         return drawn >= self.options.dropout_p
 
 
-def _blocks(inputs: Inputs, options: Options, sequence: int) -> Iterator[tuple[slice, _Block]]:
+def _blocks(inputs: Inputs, sequence: int) -> Iterator[tuple[slice, _Block]]:
     """Chunks of the batch small enough for MAX_TILE_ELEMENTS."""
-    q, k, v, slopes, sinks, bias = inputs
+    q, k, v, options, seed = inputs
     per_sequence = q.shape[2] * min(QUERY_TILE, q.shape[1]) * min(KEY_TILE, k.shape[1])
     step = max(1, MAX_TILE_ELEMENTS // max(1, per_sequence))
     for b0, b1 in _spans(0, q.shape[0], step):
         chunk = slice(b0, b1)
-        part = Inputs(
-            q[chunk], k[chunk], v[chunk], None if slopes is None else slopes[chunk], sinks, of_chunk(bias, chunk)
-        )
-        yield chunk, _Block(part, options, (sequence, b0))
-
-
-def of_chunk(bias: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
-    """The bias of a chunk of the batch, which may share one."""
-    return bias if bias is None or bias.shape[0] == 1 else bias[chunk]
+        part = Inputs(q[chunk], k[chunk], v[chunk], modifiers.of_sequences(options, chunk), seed)
+        yield chunk, _Block(part, (sequence, b0))
 
 
 def forward(
     inputs: Inputs,
-    options: Options,
     out: torch.Tensor,
     lse: torch.Tensor,
     dmask: torch.Tensor | None = None,
@@ -212,7 +171,8 @@ def forward(
     A row without keys gets out 0, lse +inf or its sink. dmask gets the probabilities, negative where dropped.
     `sequence` tells dropout masks apart.
     """
-    for chunk, block in _blocks(inputs, options, sequence):
+    options = inputs.options
+    for chunk, block in _blocks(inputs, sequence):
         block_out = _grouped(out[chunk], block.heads_k)
         block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
         for q0, q1 in block.query_spans():
@@ -283,20 +243,22 @@ def _lost_by_rounding(
     return torch.where(large, total.log(), 0.0)
 
 
-def backward(inputs: Inputs, options: Options, given: Given, written: Gradients, sequence: int = 0) -> None:
+def backward(inputs: Inputs, given: Given, written: Gradients, sequence: int = 0) -> None:
     """Fills the gradients of one block of sequences."""
+    options = inputs.options
     dout, out, lse = given
     dq, dk, dv, softmax_d, dbias = written
     exact = None if dbias is None else torch.zeros(dbias.shape, dtype=accumulation_dtype(dq.dtype), device=dq.device)
     keep_scale = 1.0 / (1.0 - options.dropout_p)
-    for chunk, block in _blocks(inputs, options, sequence):
+    for chunk, block in _blocks(inputs, sequence):
         block_dq = _grouped(dq[chunk], block.heads_k)
         block_dout = _grouped(dout[chunk], block.heads_k)
         block_out = _grouped(out[chunk], block.heads_k)
         block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
         block_d = softmax_d[chunk].unflatten(1, (block.heads_k, block.group))
-        dscores_of = of_chunk(exact, chunk)
-        block_dbias = None if dscores_of is None else block.by_group(dscores_of)
+        block_dbias = None
+        if exact is not None:
+            block_dbias = modifiers.grouped(exact if exact.shape[0] == 1 else exact[chunk], block.heads_k)
         dkeys = torch.zeros(block.k.shape, dtype=block.dtype, device=dk.device)
         dvalues = torch.zeros(block.v.shape, dtype=block.dtype, device=dv.device)
         for q0, q1 in block.query_spans():
@@ -308,7 +270,7 @@ def backward(inputs: Inputs, options: Options, given: Given, written: Gradients,
             dqueries = torch.zeros_like(queries)
             for k0, k1 in block.key_spans(q0, q1):
                 keys, values = (x[:, :, k0:k1].to(block.dtype) for x in (block.k, block.v))
-                scores, tanh = block.scores(queries, keys, q0, q1, k0, k1)
+                scores, derivative = block.scores(queries, keys, q0, q1, k0, k1)
                 weights = torch.exp(scores - row_lse - lost)
                 dweights = block.ungroup(douts @ values.transpose(-1, -2))
                 used = weights
@@ -320,8 +282,8 @@ def backward(inputs: Inputs, options: Options, given: Given, written: Gradients,
                 if block_dbias is not None:
                     tile = block_dbias[..., q0:q1, k0:k1]
                     tile += dscores.sum_to_size(tile.shape)
-                if tanh is not None:
-                    dscores = dscores * (1.0 - tanh * tanh)
+                if derivative is not None:
+                    dscores = dscores * derivative
                 dscores = dscores.flatten(2, 3) * options.scale
                 dqueries += dscores @ keys
                 dkeys[:, :, k0:k1] += dscores.transpose(-1, -2) @ queries

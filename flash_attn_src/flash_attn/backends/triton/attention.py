@@ -27,6 +27,7 @@ from flash_attn.backends.triton.kernels import (
 from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out, replace
+from flash_attn.options import PROBABILITIES, SPLIT_KV, TRITON, WITH_BIAS, WITH_BLOCK_MASK, plan_key
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Grid, Kernel
 
@@ -42,7 +43,7 @@ def forward_ops(call: AttentionCall, kind: str) -> tuple[str]:
     """The op of a forward. With pages, the faster op if no block of keys crosses a page."""
     q = call.q
     own = call.v.shape[-1] != q.shape[-1]
-    if call.block_mask is not None:
+    if call.options.block_mask is not None:
         return _SPARSE
     if call.block_table is None:
         return _FORWARD[own]
@@ -71,16 +72,18 @@ def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
     """All that the plan of a call depends on, but for the alignment of its tensors; None for a call with options that
     no plan has."""
     q, k, v = call.q, call.k, call.v
-    if (
-        call.dropout_p > 0.0
-        or not (call.cu_seqlens_q is call.seqused_k is call.leftpad_k is call.block_table is call.out is None)
-        or not (call.cu_seqlens_k is call.alibi_slopes is call.s_aux is call.attn_bias is None)
-        or call.block_mask is not None
+    if not (
+        call.cu_seqlens_q is call.seqused_k is call.leftpad_k is call.block_table is call.out is None
+        and call.cu_seqlens_k is None
+        and call.options.dropout_p == 0.0
     ):
+        return None
+    options = plan_key(call.options)
+    if options is None:
         return None
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(),
-        call.softmax_scale, call.softcap, call.causal, call.window_size,
+        *options,
     )  # fmt: skip
 
 
@@ -96,17 +99,19 @@ def forward(call: AttentionCall) -> ForwardResult:
     out = _new_out(q, v)
     lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=q.device)
     plan.kernel.launch(plan.grid, (q, k, v, out, lse, *plan.absent), plan.numbers)
-    return ForwardResult(out, lse, None, call.rng_state)
+    return ForwardResult(out, lse, None, call.options.rng_state)
 
 
 def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> ForwardResult:
     """`forward` of any call. key: where the plan of the launch is kept."""
+    TRITON.refuse(call, "leave it out")
     q, k, v, out = call.q, call.k, call.v, call.out
     cu_seqlens_q, block_table = call.cu_seqlens_q, call.block_table
     head_numbers, head_stride = head_numbers_of(call)
-    scale, softcap, dropout_p = call.scale, call.softcap, call.dropout_p
-    if call.return_softmax and dropout_p > 0.0 and block_table is not None:
-        raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one out")
+    options = call.options
+    scale, softcap, dropout_p = options.scale, options.softcap, options.dropout_p
+    if call.return_softmax and dropout_p > 0.0:
+        PROBABILITIES.refuse(call, "leave one of them out")
     if cu_seqlens_q is None:
         batch, seqlen_q, nheads, head_dim = q.shape
         total_q = batch * seqlen_q
@@ -114,18 +119,18 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q
         total_q, nheads, head_dim = q.shape
     dtype, index, head_dim_v = q.dtype, q.get_device(), v.shape[-1]
-    biased, sparse = call.attn_bias is not None, call.block_mask is not None
-    splits = not (dropout_p > 0.0 or biased or sparse) and (
-        block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS
-    )
+    biased, sparse = options.attn_bias is not None, options.block_mask is not None
+    if biased or sparse:
+        (WITH_BIAS if biased else WITH_BLOCK_MASK).refuse(call, "leave one of them out")
+    splits = block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS
     if head_dim_v != head_dim and (wide := padded(call)) is not None:
         # The split kernels take any pair, so a paged cache is not copied.
-        if block_table is not None and splits:
-            return ForwardResult(*attend_split(cache_call_of(call)), None, call.rng_state)
+        if block_table is not None and splits and SPLIT_KV.unserved(call) is None:
+            return ForwardResult(*attend_split(cache_call_of(call)), None, options.rng_state)
         found = forward(wide)
         result = found.out[..., :head_dim_v]
         return found._replace(out=result if out is None else out.copy_(result))
-    kind = forward_kind(call, dropout_p)
+    kind = forward_kind(call)
     (kernel,) = find(forward_ops(call, kind), index, dtype, head_dim, kind)
     vec = VEC[dtype]
     q, q_strides = rows(q, vec)
@@ -137,7 +142,7 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
     if splits:
         cached = as_cache_call(kernel.block_m, call)
         if cached is not None:
-            return ForwardResult(*attend_split(cached), None, call.rng_state)
+            return ForwardResult(*attend_split(cached), None, options.rng_state)
     result, out_strides = rows(_new_out(q, v) if out is None else out, vec)
     if cu_seqlens_q is None:
         lse = torch.empty((batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
@@ -146,7 +151,7 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
         lse = torch.empty((nheads, total_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = 0, total_q
     seqlen_k = call.longest_k
-    rng_state = call.rng_state
+    rng_state = options.rng_state
     if dropout_p > 0.0 and rng_state is None:
         rng_state = rng.draw(q.device)
 
@@ -158,7 +163,7 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
     flags = packed | flags_of(call)
     more: tuple[torch.Tensor | None, ...] = (block_table,)
     if kernel.takes_sinks:
-        sinks, sink_flags = sinks_of(call.s_aux, dtype)
+        sinks, sink_flags = sinks_of(options.s_aux, dtype)
         more, flags = (block_table, sinks), flags | sink_flags
     bias_strides: tuple[int, ...] = ()
     if biased:

@@ -66,15 +66,17 @@ def wanted() -> bool:
 
 def forward(call: AttentionCall) -> ForwardResult:
     """As `triton.forward`, with the kernel that is fastest here."""
-    if call.dropout_p > 0.0 and call.rng_state is None:  # drawn once: the search must not advance torch's generator
+    if (
+        call.options.dropout_p > 0.0 and call.options.rng_state is None
+    ):  # drawn once: the search must not advance torch's generator
         call = replace(call, rng_state=rng.draw(call.q.device))
     if padded(call) is not None:
         return untuned_forward(call)
-    kind = forward_kind(call, call.dropout_p)
+    kind = forward_kind(call)
     ops = attention.forward_ops(call, kind)
     (kernel,) = find(ops, call.q.get_device(), call.q.dtype, call.q.shape[-1], kind)
     # A call in splits of the keys has other kernels.
-    if call.dropout_p > 0.0 or as_cache_call(kernel.block_m, call) is None:
+    if as_cache_call(kernel.block_m, call) is None:
         _choose(ops, call, lambda: untuned_forward(call))
     return untuned_forward(call)
 
@@ -88,8 +90,10 @@ def backward(gradients: GradientCall) -> torch.Tensor:
 
 def _shape_class(call: AttentionCall) -> str:
     """What calls share a configuration: lengths up to the next power of two, and the mask."""
-    left, right = call.window_size
-    mask = ("causal" if call.causal else "full") + ("" if left < 0 and (call.causal or right < 0) else "-window")
+    left, right = call.options.window_size
+    mask = ("causal" if call.options.causal else "full") + (
+        "" if left < 0 and (call.options.causal or right < 0) else "-window"
+    )
     q, k = (1 << max(length - 1, 0).bit_length() for length in (call.longest_q, call.longest_k))
     return f"q{q}-k{k}-{mask}{'-varlen' if call.cu_seqlens_q is not None else ''}"
 
@@ -97,7 +101,7 @@ def _shape_class(call: AttentionCall) -> str:
 def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]) -> None:
     """Makes `kernels.find` return the best kernels of the shape class. Searches if they are not known yet."""
     index, dtype, head_dim = call.q.get_device(), call.q.dtype, call.q.shape[-1]
-    kind = (score_kind if ops == backward_ops(call) else forward_kind)(call, call.dropout_p)
+    kind = (score_kind if ops == backward_ops(call) else forward_kind)(call)
     key, shape = (ops, index, dtype, head_dim, kind), _shape_class(call)
     tuned = (*key, shape)
     with _lock:

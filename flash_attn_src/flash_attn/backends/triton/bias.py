@@ -20,7 +20,7 @@ def bias_of(call: AttentionCall) -> tuple[torch.Tensor, Strides, int]:
     It is copied if its last dimension is strided. Strides of axes of size 1 are ignored. Raises ValueError for rows
     that are too far apart.
     """
-    bias = call.attn_bias
+    bias = call.options.attn_bias
     assert bias is not None
     if (bias.stride(-1) != 1 and bias.shape[-1] > 1) or _row_stride(bias) >= _MAX_ROW_STRIDE:
         bias = bias.contiguous()
@@ -62,7 +62,7 @@ def bias_gradient(gradients: GradientCall, delta: torch.Tensor, norms: torch.Ten
             *(() if norms is None else (norms,)),  # optional input
         ),
         (
-            call.scale, call.softcap,  # options
+            call.options.scale, call.options.softcap,  # options
             *q_strides, *k_strides, *v_strides, *dout_strides, nheads * seqlen_q, seqlen_q, *bias_strides,  # strides
             batch, nheads, nheads // nheads_k, planes_b, planes_h, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             *window_of(call),  # mask

@@ -16,6 +16,7 @@ from flash_attn.backends.triton.decode import attend_by_plan, attend_split
 from flash_attn.backends.triton.kernels import VEC, aligned, find, forward_kind
 from flash_attn.calls import AttentionCall, CacheCall, replace
 from flash_attn.kernels.value_dims import LATENT_DIM, LATENT_VALUE_DIM, served_pair
+from flash_attn.options import CACHE, CACHE_AS_WHOLE
 from flash_attn.runtime import device
 
 
@@ -26,6 +27,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
     kernels, ValueError where pages or rotary tables do not fit.
     """
+    CACHE.refuse(call, "leave it out")
     vec = VEC[call.k_cache.dtype]
     if call.qv is not None and (reason := _unsupported_latent(call)) is not None:
         raise NotImplementedError(reason)
@@ -51,7 +53,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _keeps_whole(call: CacheCall) -> bool:
     """Whether the forward kernel takes each sequence's keys as a whole."""
-    if call.num_splits > 1 or call.attention_chunk > 0 or call.descales is not None or call.qv is not None:
+    if call.num_splits > 1 or CACHE_AS_WHOLE.unserved(call) is not None:
         return False
     heads, heads_k, index, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
     head_dim_v = call.v_cache.shape[-1]
@@ -83,10 +85,9 @@ def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     elif lengths is None:
         lengths = torch.full((call.batch,), length, dtype=torch.int32, device=call.q.device)
     result = forward(AttentionCall(
-        q=call.q, k=k_cache, v=v_cache, softmax_scale=call.softmax_scale, causal=call.causal,
-        window_size=call.window_size, softcap=call.softcap, alibi_slopes=call.alibi_slopes,
-        cu_seqlens_q=call.cu_seqlens_q, max_seqlen_q=call.seqlen_q, max_seqlen_k=length, seqused_k=lengths,
-        leftpad_k=call.cache_leftpad, block_table=block_table, out=call.out, s_aux=call.s_aux,
+        q=call.q, k=k_cache, v=v_cache, options=call.options, cu_seqlens_q=call.cu_seqlens_q,
+        max_seqlen_q=call.seqlen_q, max_seqlen_k=length, seqused_k=lengths, leftpad_k=call.cache_leftpad,
+        block_table=block_table, out=call.out,
     ))  # fmt: skip
     return result.out, result.softmax_lse
 

@@ -30,6 +30,7 @@ from flash_attn.kernels.flags import (
 )
 from flash_attn.kernels.splits import LATENT_RESIDENT, RESIDENT, profitable_splits
 from flash_attn.kernels.variants import bucket
+from flash_attn.options import plan_key
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Grid, Kernel
 
@@ -57,18 +58,20 @@ def _plan_key(call: CacheCall) -> tuple[object, ...] | None:
     """All that the plan of a call depends on; None for a call with options that no plan has."""
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
     if not (
-        call.cu_seqlens_q is call.cu_seqlens_k_new is call.cache_leftpad is call.alibi_slopes is call.s_aux is None
+        call.cu_seqlens_q is call.cu_seqlens_k_new is call.cache_leftpad is None
         and call.qv is call.out is None
         and call.descales is None
     ):
+        return None
+    options = plan_key(call.options)
+    if options is None:
         return None
     table = _table(call)
     return (
         q.shape, q.stride(), q.dtype, q.get_device(),
         k_cache.shape, k_cache.stride(), v_cache.shape, v_cache.stride(),
         None if table is None else (table.shape, table.stride()), call.block_table is None, call.lengths is None,
-        call.length, call.added, call.softmax_scale, call.softcap, call.causal, call.window_size, call.attention_chunk,
-        call.num_splits, call.sm_margin,
+        call.length, call.added, call.num_splits, call.sm_margin, *options,
     )  # fmt: skip
 
 
@@ -107,7 +110,8 @@ def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
 def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of few queries to the cached and the new keys, computed in splits and then combined."""
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
-    cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
+    cu_seqlens_q, options = call.cu_seqlens_q, call.options
+    alibi_slopes = options.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
     index, head_dim, head_dim_v = q.get_device(), q.shape[-1], v_cache.shape[-1]
     batch = call.batch
@@ -167,7 +171,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         if q.element_size() > 1:
             flags |= QUERY_HAS_16_BITS | (QUERY_IS_FP16 if q.dtype is torch.float16 else 0)
     if kernel.takes_sinks:
-        s_aux = call.s_aux
+        s_aux = options.s_aux
         if s_aux is not None and flags & QUERY_IS_FP16:  # the kernel knows no result but bf16 and takes fp32, too
             s_aux = s_aux.float()
         sinks, sink_flags = sinks_of(s_aux, result.dtype)
@@ -178,12 +182,12 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             result.zero_()
     grid = (programs * num_splits, 1, 1)
     numbers = (
-        call.scale, call.softcap, unit / page_size,  # options
+        options.scale, options.softcap, unit / page_size,  # options
         *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec), *out_strides,
         lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,  # strides
         page_size, 4 if unit == _PAGE_UNIT else 0,  # pages
         nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, head_dim_v // vec,  # shapes
-        left, right, call.attention_chunk,  # mask
+        left, right, options.attention_chunk,  # mask
         lse.numel(), m_blocks, num_splits, flags,  # grid
     )  # fmt: skip
     kernel.launch(
@@ -230,8 +234,8 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     few, many = ("decode", "extend") if call.qv is None else ("latent", "latent-extend")
     key = call.q.get_device(), call.k_cache.dtype, max(call.q.shape[-1], call.v_cache.shape[-1])
     kind = "any"
-    if call.softcap == 0.0 and call.alibi_slopes is None:
-        kind = "plain" if call.s_aux is None else "sink"
+    if call.options.softcap == 0.0 and call.options.alibi_slopes is None:
+        kind = "plain" if call.options.s_aux is None else "sink"
     table, page_size = call.block_table, max(call.k_cache.shape[1], 1)
     padded = table is not None and call.cache_leftpad is not None
     if table is None:

@@ -25,6 +25,7 @@ from flash_attn.calls import AttentionCall, Fp8Result
 from flash_attn.kernels import targets
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
 from flash_attn.kernels.variants import serving
+from flash_attn.options import FP8
 from flash_attn.runtime import device
 
 # Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: see
@@ -116,10 +117,10 @@ def cast(
 
 def fp8_forward(call: AttentionCall) -> Fp8Result:
     """See `protocol.Backend.fp8_forward`."""
-    q, k, cu_seqlens_q, cu_seqlens_k, alibi_slopes = (
-        call.q, call.k, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes,
-    )  # fmt: skip
-    index, head_dim, dropout_p = q.get_device(), q.shape[-1], call.dropout_p
+    FP8.refuse(call, "call flash_attn_func")
+    q, k, cu_seqlens_q, cu_seqlens_k, options = call.q, call.k, call.cu_seqlens_q, call.cu_seqlens_k, call.options
+    alibi_slopes, dropout_p = options.alibi_slopes, options.dropout_p
+    index, head_dim = q.get_device(), q.shape[-1]
     dtype = fp8_format(q)
     if q.element_size() == 1 and q.dtype is not dtype:
         raise TypeError(f"q: got {q.dtype}, wanted {dtype}, the format of this GPU")
@@ -132,11 +133,11 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
     if cu_seqlens_q is not None:
         result.zero_()  # no program writes rows outside of every sequence
         lse.fill_(float("inf"))
-    rng_state = call.rng_state
+    rng_state = options.rng_state
     if dropout_p > 0.0 and rng_state is None:
         rng_state = rng.draw(q.device)
     kernel = find_one(
-        "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call, dropout_p), head_dim)
+        "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call), head_dim)
     )
     left, right = window_of(call)
     m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))
@@ -150,7 +151,7 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
             cu_seqlens_q, cu_seqlens_k, None, alibi_slopes, rng_state,  # optional inputs
         ),
         (
-            call.scale, call.softcap, dropout_p,  # options
+            options.scale, options.softcap, dropout_p,  # options
             *strides_of(q8, _VEC), *strides_of(k8, _VEC),
             first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC, *strides_of(result, _VEC),
             lse_b, lse_h, alibi_stride_of(alibi_slopes),  # strides

@@ -27,6 +27,7 @@ from flash_attn.backends.triton.kernels import (
 from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.options import TRITON, WITH_BIAS, WITH_BLOCK_MASK
 from flash_attn.runtime import device
 
 # Operations for v with the head dim of q and k, and for v with another head dim.
@@ -36,20 +37,25 @@ _SPARSE = ("sparse-bwd-dq", "sparse-bwd-dkdv")
 
 def backward_ops(call: AttentionCall) -> tuple[str, ...]:
     """The ops of a backward."""
-    if call.block_mask is not None:
+    if call.options.block_mask is not None:
         return _SPARSE
     return _BACKWARD[call.v.shape[-1] != call.q.shape[-1]]
 
 
 def backward(gradients: GradientCall) -> torch.Tensor:
     """See `protocol.Backend.backward`. Every sum here has a fixed order, so it is always deterministic."""
-    call = gradients.forward
+    call, options = gradients.forward, gradients.forward.options
+    TRITON.refuse(call, "leave it out")
+    if options.attn_bias is not None:
+        WITH_BIAS.refuse(call, "leave one of them out")
+    if options.block_mask is not None:
+        WITH_BLOCK_MASK.refuse(call, "leave one of them out")
     if call.v.shape[-1] != call.q.shape[-1] and (wide := padded_gradients(gradients)) is not None:
         delta = backward(wide)
         cut(wide, gradients)
         return delta
     cu_seqlens_q, cu_seqlens_k = call.cu_seqlens_q, call.cu_seqlens_k
-    scale, softcap, dropout_p, rng_state = call.scale, call.softcap, call.dropout_p, call.rng_state
+    scale, softcap, dropout_p, rng_state = options.scale, options.softcap, options.dropout_p, options.rng_state
     if cu_seqlens_q is None:
         batch, seqlen_q, nheads, head_dim = call.q.shape
         seqlen_k, nheads_k = call.k.shape[1:3]
@@ -61,7 +67,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         total_k, nheads_k, _ = call.k.shape
         lse_b, lse_h = 0, total_q
     dtype, index = call.q.dtype, call.q.get_device()
-    dq_kernel, dkdv_kernel = find(backward_ops(call), index, dtype, head_dim, score_kind(call, dropout_p))
+    dq_kernel, dkdv_kernel = find(backward_ops(call), index, dtype, head_dim, score_kind(call))
     vec = VEC[dtype]
     q, q_strides = rows(call.q, vec)
     k, k_strides = rows(call.k, vec)
@@ -70,7 +76,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     dout, dout_strides = rows(gradients.dout, vec)
     softmax_lse = gradients.softmax_lse.contiguous()
     # Its kernel writes the rows of sequences alone.
-    if call.attn_bias is not None:  # with room for `lost_by_rounding` behind it
+    if options.attn_bias is not None:  # with room for `lost_by_rounding` behind it
         delta = softmax_lse.new_empty((2, *softmax_lse.shape))[0]
     else:
         delta = torch.empty_like(softmax_lse) if cu_seqlens_q is None else torch.zeros_like(softmax_lse)
@@ -82,16 +88,16 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     more: tuple[torch.Tensor, ...] = ()
     sinks: tuple[torch.Tensor | None, ...] = ()
     bias_strides: tuple[int, ...] = ()
-    if call.attn_bias is not None:
+    if options.attn_bias is not None:
         bias, bias_strides, bias_flag = bias_of(call)
-        wide_sinks, sink_flags = sinks_of(call.s_aux, dtype)
+        wide_sinks, sink_flags = sinks_of(options.s_aux, dtype)
         more, sinks, flags = (bias,), (wide_sinks,), flags | bias_flag | sink_flags
 
     norms = None
     if device.loses_range(index, dtype):
         norms = _row_norms(call, dout, dout_strides, v, v_strides)
     measured: tuple[torch.Tensor, ...] = () if norms is None else (norms,)
-    if call.block_mask is not None:
+    if options.block_mask is not None:
         lists, bias_strides = lists_of(call, dq_kernel.block_m, dq_kernel.block_n)
         measured = (*measured, *lists)
 
@@ -135,7 +141,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if n_blocks * planes == 0:
         dk.zero_()
         dv.zero_()
-    if call.block_mask is not None:
+    if options.block_mask is not None:
         lists, bias_strides = lists_of(call, dkdv_kernel.block_m, dkdv_kernel.block_n, by_keys=True)
         measured = (*measured[: -len(lists)], *lists)
     dkdv_kernel.launch(

@@ -8,11 +8,13 @@ from flash_attn.backends.triton.kernels import VEC, chunk_of, find_one, is_even,
 from flash_attn.calls import AttentionCall
 from flash_attn.kernels import targets
 from flash_attn.kernels.operation import INT8_FAMILIES
+from flash_attn.options import INT8
 from flash_attn.runtime import device
 
 
 def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """See `protocol.Backend.int8_forward`."""
+    INT8.refuse(call, "call flash_attn_func")
     q, k, v = call.q, call.k, call.v
     index, head_dim, vec = q.get_device(), q.shape[-1], VEC[q.dtype]
     _check_target(device.of(index).target)
@@ -34,7 +36,7 @@ def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.
             q_scales, k_scales,
         ),
         (
-            call.scale,  # option
+            call.options.scale,  # option
             *v_strides, *strides_of(out, vec), lse_b, lse_h,  # strides
             nheads, nheads // nheads_k, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             left, right,  # mask

@@ -10,7 +10,6 @@ import torch
 
 from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.kernels.flags import (
-    HAS_ALIBI,
     HAS_CU_SEQLENS_K,
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
@@ -21,6 +20,7 @@ from flash_attn.kernels.flags import (
     PACKED_BLOCKS,
     SINKS_LIKE_OUT,
 )
+from flash_attn.kernels.modifiers import MODIFIERS, PER_HEAD
 from flash_attn.kernels.variants import Variant, bucket, serving
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Kernel
@@ -37,25 +37,28 @@ _ROWS_WORTH_SPLITS = 4096
 Strides = tuple[int, int, int]
 
 
-def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
+def score_kind(call: AttentionCall | CacheCall) -> str:
     """The kind of kernel that a call needs for its scores, one of `operation.KINDS`."""
-    scale, softcap, alibi_slopes = call.scale, call.softcap, call.alibi_slopes
-    if isinstance(call, AttentionCall) and call.attn_bias is not None:
+    options = call.options
+    if options.attn_bias is not None:
         return "bias"
-    if isinstance(call, AttentionCall) and call.block_mask is not None:
+    if options.block_mask is not None:
         return "blocks"
-    if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
-        # Plain kernels take the maximum of the scores before they scale them.
-        return "plain" if scale > 0.0 else "any"
-    if (softcap > 0.0) + (dropout_p > 0.0) + (alibi_slopes is not None) > 1 or scale <= 0.0:
+    used = [row.kind for row in MODIFIERS if _is_used(getattr(options, row.option))]
+    # Kernels of other kinds than `any` take the maximum of the scores before they scale them.
+    if len(used) > 1 or options.scale <= 0.0:
         return "any"
-    return "softcap" if softcap > 0.0 else "dropout" if dropout_p > 0.0 else "alibi"
+    return used[0] if used else "plain"
 
 
-def forward_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
+def _is_used(value: torch.Tensor | float | None) -> bool:
+    return value is not None and (isinstance(value, torch.Tensor) or value != 0.0)
+
+
+def forward_kind(call: AttentionCall | CacheCall) -> str:
     """The kind of forward kernel that a call needs, one of `operation.FORWARD_KINDS`."""
-    kind = score_kind(call, dropout_p)
-    if call.s_aux is None or kind in ("bias", "blocks"):
+    kind = score_kind(call)
+    if call.options.s_aux is None or kind in ("bias", "blocks"):
         return kind
     return "sink" if kind == "plain" else "any"
 
@@ -150,14 +153,14 @@ def near(tensor: torch.Tensor) -> Strides:
 
 def window_of(call: AttentionCall | CacheCall) -> tuple[int, int]:
     """(left, right), OPEN_WINDOW for an open side; causal ends the window at the query itself."""
-    left, right = call.window_size
+    left, right = call.options.window_size
     left = OPEN_WINDOW if left < 0 else min(left, OPEN_WINDOW)
-    return left, (0 if call.causal else OPEN_WINDOW if right < 0 else min(right, OPEN_WINDOW))
+    return left, (0 if call.options.causal else OPEN_WINDOW if right < 0 else min(right, OPEN_WINDOW))
 
 
 def is_even(call: AttentionCall) -> bool:
     """Whether every block of queries has the same work."""
-    return (not call.causal or call.window_size[0] >= 0) and call.cu_seqlens_q is None
+    return (not call.options.causal or call.options.window_size[0] >= 0) and call.cu_seqlens_q is None
 
 
 def flags_of(call: AttentionCall) -> int:
@@ -167,7 +170,7 @@ def flags_of(call: AttentionCall) -> int:
         | (HAS_CU_SEQLENS_K if call.cu_seqlens_k is not None else 0)
         | (HAS_SEQUSED_K if call.seqused_k is not None else 0)
         | (HAS_LEFTPAD_K if call.leftpad_k is not None else 0)
-        | (HAS_ALIBI if call.alibi_slopes is not None else 0)
+        | sum(row.flag for row in PER_HEAD if getattr(call.options, row.option) is not None)
     )
 
 
@@ -194,9 +197,16 @@ def table_stride_of(block_table: torch.Tensor) -> int:
     return block_table.stride(0) if block_table.shape[0] > 1 else block_table.numel()
 
 
-def head_numbers_of(call: AttentionCall) -> tuple[torch.Tensor | None, int]:
-    """The number of each head that the score modifiers of a call take, and its batch stride: the slopes of ALiBi."""
-    return call.alibi_slopes, alibi_stride_of(call.alibi_slopes)
+def head_numbers_of(call: AttentionCall | CacheCall) -> tuple[torch.Tensor | None, int]:
+    """The number of each head that a score modifier of a call takes, and its batch stride.
+
+    Raises NotImplementedError for a call with two such modifiers, whose kernels have room for one.
+    """
+    used = {row.option: x for row in PER_HEAD if (x := getattr(call.options, row.option)) is not None}
+    if len(used) > 1:
+        raise NotImplementedError(f"{', '.join(used)}: a kernel takes one number for each head: leave one of them out")
+    found = next(iter(used.values()), None)
+    return found, alibi_stride_of(found)
 
 
 def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> tuple[int, int, int]:

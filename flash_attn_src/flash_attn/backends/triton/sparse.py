@@ -47,7 +47,7 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
     torch.inference_mode, because PyTorch does not count its changes; and lists in the memory of a captured graph, which
     has its content only when the graph is replayed.
     """
-    mask = call.block_mask
+    mask = call.options.block_mask
     assert mask is not None
     tiles = _Tiles(block_m, block_n, call.longest_q, call.longest_k, *window_of(call))
     if mask.seen.is_inference():

@@ -15,7 +15,7 @@ def padded(call: AttentionCall) -> AttentionCall | None:
     Kernels with a bias need the same head dim for v as for q.
     """
     pair = call.q.shape[-1], call.v.shape[-1]
-    served = served_pair(*pair) if call.attn_bias is None else (max(pair), max(pair))
+    served = served_pair(*pair) if call.options.attn_bias is None else (max(pair), max(pair))
     if served == pair:
         return None
     width, width_v = served
