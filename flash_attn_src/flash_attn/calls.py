@@ -105,11 +105,11 @@ _LENGTHS = 2  # tensors of a call itself that a backward needs
 
 def kept(call: AttentionCall) -> Kept:
     """What `restore` makes the call from again. Pages, lengths and paddings have no backward."""
-    options, kind = call.options, FIELDS[Options]
+    options, kind = call.options, FIELDS[type(call.options)]
     return Kept(
         (call.cu_seqlens_q, call.cu_seqlens_k, *option_tensors(options)),
         (
-            *(call.deterministic, call.max_seqlen_q, call.max_seqlen_k),
+            *(call.deterministic, call.max_seqlen_q, call.max_seqlen_k, type(options)),
             *[getattr(options, name) for name in kind.plain],
         ),
     )
@@ -119,12 +119,13 @@ def restore(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], rest: tuple[Any, ...]
 ) -> AttentionCall:
     """The call of which these were `kept`."""
-    kind = FIELDS[Options]
-    values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:], *rest[3:]), strict=True))
+    deterministic, max_seqlen_q, max_seqlen_k, of_options, *plain = rest
+    kind = FIELDS[of_options]
+    values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:], *plain), strict=True))
     # By hand, because Dynamo does not trace a default factory.
-    call = AttentionCall(q, k, v, Options(*[values[name] for name in kind.names]))
+    call = AttentionCall(q, k, v, of_options(*[values[name] for name in kind.names]))
     call.cu_seqlens_q, call.cu_seqlens_k = tensors[:_LENGTHS]
-    call.deterministic, call.max_seqlen_q, call.max_seqlen_k = rest[:3]
+    call.deterministic, call.max_seqlen_q, call.max_seqlen_k = deterministic, max_seqlen_q, max_seqlen_k
     return call
 
 

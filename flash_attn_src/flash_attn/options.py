@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from flash_attn.block_mask import BlockMask
+from flash_attn.kernels.modifiers import DOORS, Permissions
 
 Window = tuple[int, int]
 
@@ -53,11 +54,10 @@ def known(kind: _Kind) -> _Kind:
 
 
 class Door:
-    """Somebody who serves calls. serves: the fields of a call and of its options that it honours."""
+    """Somebody who serves calls: a row of `modifiers.DOORS`, or other permissions."""
 
-    def __init__(self, name: str, *serves: str) -> None:
-        self.name = name
-        self.serves = frozenset(" ".join(serves).split())
+    def __init__(self, name: str, row: Permissions | None = None) -> None:
+        self.who, self.serves = row or DOORS[name]
         self._others: dict[type, tuple[tuple[str, Any], ...]] = {}
         for kind in FIELDS:
             self.meet(kind)
@@ -84,7 +84,7 @@ class Door:
         """Raises NotImplementedError for a call that the door does not serve."""
         name = self.unserved(value)
         if name is not None:
-            raise NotImplementedError(f"{name}: {self.name} cannot honour it: {remedy}")
+            raise NotImplementedError(f"{name}: {self.who} cannot honour it: {remedy}")
 
 
 _doors: list[Door] = []
@@ -174,7 +174,8 @@ SCHEMA = ", ".join(f"{x.metadata['schema']} {x.name}" for x in fields(Options) i
 
 
 def as_arguments(options: Options) -> tuple[Any, ...]:
-    """The options in the order of `SCHEMA`."""
+    """The options in the order of `SCHEMA`. Raises NotImplementedError for an option that it lacks."""
+    OPERATORS.refuse(options, "call it outside of torch.compile")
     return tuple([getattr(options, name) for name in ARGUMENTS])
 
 
@@ -196,47 +197,26 @@ def learned(options: Options) -> list[torch.Tensor | None]:
     return [getattr(options, name) for name in FIELDS[type(options)].learned]
 
 
-# Who serves what. An option, or another field of a call, that a row does not name is refused by that door.
-_MASK = "softmax_scale causal window_size"
-_RESULT = "deterministic return_softmax out"
-_PACKED = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
-_PAGES = "seqused_k leftpad_k block_table"
-_CACHE = "k v cache_seqlens cache_batch_idx block_table rotary_cos rotary_sin rotary_interleaved out"
-_FLASH_3 = "cu_seqlens_q max_seqlen_q cu_seqlens_k_new rotary_seqlens cache_leftpad max_seqlen_k"
-_SPEED = "num_splits sm_margin"
-
-TRITON = Door(
-    "this project's kernels",
-    *(_MASK, _RESULT, _PACKED, _PAGES),
-    "softcap dropout_p alibi_slopes s_aux attn_bias block_mask",
-)
-TORCH = Door(
-    "the path for a CPU",
-    *(_MASK, _RESULT, _PACKED, _PAGES),
-    "softcap dropout_p alibi_slopes s_aux attn_bias block_mask",
-)
-WITH_BIAS = Door("a kernel with attn_bias", _MASK, _RESULT, "softcap s_aux attn_bias")
-WITH_BLOCK_MASK = Door("a kernel with block_mask", _MASK, _RESULT, "block_mask")
-PROBABILITIES = Door(
-    "return_attn_probs", _MASK, _RESULT, _PACKED, "seqused_k leftpad_k softcap dropout_p alibi_slopes s_aux"
-)
-CK_FORWARD = Door("Composable Kernel", _MASK, _RESULT, _PACKED, "seqused_k block_table softcap dropout_p alibi_slopes")
-CK_BACKWARD = Door("Composable Kernel", _MASK, _RESULT, _PACKED, "dropout_p alibi_slopes s_aux")
-CK_CACHE = Door("Composable Kernel", _MASK, _CACHE, _SPEED, "max_seqlen_q max_seqlen_k softcap alibi_slopes")
-ASM_FORWARD = Door("AMD's assembly", _MASK, _RESULT, _PACKED)
-# softmax_lse, which a backward gets, holds the sinks.
-ASM_BACKWARD = Door("AMD's assembly", _MASK, "return_softmax out s_aux", _PACKED)
-# The calls for which the table of the fastest kernels was measured.
-MEASURED_FORWARD = Door("the table of the fastest kernels", _MASK, _RESULT, _PACKED)
-MEASURED_BACKWARD = Door("the table of the fastest kernels", _MASK, _RESULT, _PACKED, "s_aux")
-SPLIT_KV = Door("attention in splits of the keys", _MASK, _RESULT, _PACKED, _PAGES, "softcap alibi_slopes s_aux")
-CACHE = Door(
-    "attention over a cache",
-    *(_MASK, _CACHE, _FLASH_3, _SPEED, "softcap alibi_slopes s_aux attention_chunk descales qv"),
-)
-CACHE_AS_WHOLE = Door("the kernel for whole sequences", _MASK, _CACHE, _FLASH_3, _SPEED, "softcap alibi_slopes s_aux")
-FP8 = Door("attention in FP8", _MASK, _RESULT, _PACKED, "descales softcap dropout_p alibi_slopes")
-INT8 = Door("attention with INT8 queries and keys", _MASK, _RESULT, _PACKED)
-SECOND_DERIVATIVE = Door("attention by PyTorch's operations", _MASK, _RESULT, "softcap alibi_slopes s_aux attn_bias")
-UPSTREAM_FORWARD = Door("upstream's operator", _MASK, _PACKED, "return_softmax out block_table softcap alibi_slopes")
-UPSTREAM_BACKWARD = Door("upstream's operator", _MASK, _RESULT, _PACKED, "softcap dropout_p alibi_slopes s_aux")
+# Who serves what: the rows of `modifiers.DOORS`.
+TRITON = Door("triton")
+WITH_BIAS = Door("triton-bias")
+WITH_BLOCK_MASK = Door("triton-blocks")
+PROBABILITIES = Door("probabilities")
+TORCH = Door("torch")
+CK_FORWARD = Door("ck-fwd")
+CK_BACKWARD = Door("ck-bwd")
+CK_CACHE = Door("ck-cache")
+ASM_FORWARD = Door("asm-fwd")
+ASM_BACKWARD = Door("asm-bwd")
+MEASURED_FORWARD = Door("measured-fwd")
+MEASURED_BACKWARD = Door("measured-bwd")
+SPLIT_KV = Door("split-kv")
+CACHE = Door("cache")
+CACHE_AS_WHOLE = Door("cache-whole")
+FP8 = Door("fp8")
+INT8 = Door("int8")
+SECOND_DERIVATIVE = Door("second-derivative")
+UPSTREAM_FORWARD = Door("upstream-fwd")
+UPSTREAM_BACKWARD = Door("upstream-bwd")
+# Not a choice: the schema has every option.
+OPERATORS = Door("a custom operator", Permissions("a custom operator", frozenset(ARGUMENTS)))

@@ -20,13 +20,11 @@ from flash_attn.arguments.diagnosis import (
     check_index,
     check_strided,
     check_whole,
-    diagnose_bias,
-    diagnose_options,
-    diagnose_sinks,
     diagnose_switches,
     diagnose_tensors,
     refuse_gradients,
 )
+from flash_attn.arguments.options import diagnose_options, has_tensors
 from flash_attn.calls import AttentionCall
 
 
@@ -62,9 +60,7 @@ def check_dense(call: AttentionCall) -> None:
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and call.options.alibi_slopes is None
-            and call.options.s_aux is None
-            and call.options.attn_bias is None
+            and not has_tensors(call.options)
             and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
@@ -77,12 +73,8 @@ def check_dense(call: AttentionCall) -> None:
         if q.shape[0] != k.shape[0]:
             raise ValueError(f"k: got batch {k.shape[0]}, wanted {q.shape[0]} as q has")
         _diagnose_switches(call)
-        diagnose_sinks(call.options.s_aux, q)
         dim = q.shape[-1]
-        left, right = diagnose_options(
-            q, q.shape[0], dropout_p, call.options.window_size, softcap, call.options.alibi_slopes
-        )
-        diagnose_bias(call.options.attn_bias, q, k.shape[1], dropout_p, call.options.alibi_slopes)
+        left, right = diagnose_options(call.options, q, q.shape[0], k.shape[1])
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     # Comparing a traced length would bound it: the ops, which check again, do that when they run.
     if left < 0 or (not is_compiling() and left >= seqlen_k):
@@ -137,8 +129,7 @@ def check_varlen(call: AttentionCall) -> None:
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and call.options.alibi_slopes is None
-            and call.options.s_aux is None
+            and not has_tensors(call.options)
             and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
@@ -167,11 +158,8 @@ def check_varlen(call: AttentionCall) -> None:
         if block_table is not None:
             check_block_table(block_table, q, batch)
         _diagnose_switches(call)
-        diagnose_sinks(call.options.s_aux, q)
         dim = q.shape[-1]
-        left, right = diagnose_options(
-            q, batch, dropout_p, call.options.window_size, softcap, call.options.alibi_slopes
-        )
+        left, right = diagnose_options(call.options, q, batch)
     # Compare with the number of rows, not with max_seqlen_*, because those may be too small, and only the GPU can tell.
     most_k = k.shape[0] if block_table is None else block_table.shape[1] * k.shape[1]
     if left < 0 or (not is_compiling() and left >= most_k):

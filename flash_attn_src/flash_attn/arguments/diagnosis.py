@@ -108,40 +108,6 @@ def diagnose_tensors(
         raise ValueError(f"q: got {heads} heads, wanted a positive multiple of the {heads_k} of {name_k}")
 
 
-def diagnose_options(
-    q: torch.Tensor,
-    batch: int,
-    dropout_p: float,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-) -> tuple[int, int]:
-    for name, number in (("dropout_p", dropout_p), ("softcap", softcap)):
-        if not is_number(number):
-            raise TypeError(f"{name}: got {number!r}, wanted a float")
-    if not 0.0 <= dropout_p < BELOW_ONE:
-        raise ValueError(f"dropout_p: got {dropout_p}, wanted 0 <= dropout_p < 1 in fp32")
-    if not (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP):
-        raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or 2**-126 to {MOST_SOFTCAP:g}")
-    window = check_window(window_size)
-    if alibi_slopes is not None:
-        if not isinstance(alibi_slopes, torch.Tensor) or alibi_slopes.dtype is not torch.float32:
-            got = getattr(alibi_slopes, "dtype", type(alibi_slopes).__name__)
-            raise TypeError(f"alibi_slopes: got {got}, wanted a float32 tensor")
-        heads = q.shape[-2]
-        shape = tuple(alibi_slopes.shape)  # torch.compile takes no `in` of symbolic shapes
-        if shape != (heads,) and shape != (batch, heads):
-            raise ValueError(
-                f"alibi_slopes: got shape {tuple(alibi_slopes.shape)}, wanted ({heads},) or ({batch}, {heads})"
-            )
-        if alibi_slopes.device != q.device:
-            raise ValueError(f"alibi_slopes: got a tensor on {alibi_slopes.device}, wanted {q.device} where q is")
-        refuse_gradients(alibi_slopes=alibi_slopes)
-        if alibi_slopes.stride(-1) != 1 and heads > 1:
-            raise ValueError(f"alibi_slopes: got stride {alibi_slopes.stride(-1)} in its last dimension, wanted 1")
-    return window
-
-
 def refuse_gradients(**constants: object) -> None:
     """Raises ValueError for a tensor that requires a gradient, which this call would not compute."""
     for name, x in constants.items():
@@ -154,53 +120,6 @@ def refuse_gradients(**constants: object) -> None:
                 f"that does not, because this function computes no gradient for it: "
                 f"{remedy}, or call under torch.no_grad()"
             )
-
-
-def diagnose_sinks(s_aux: torch.Tensor | None, q: torch.Tensor) -> None:
-    """Raises unless s_aux is None or one sink for each head of q."""
-    if s_aux is None:
-        return
-    check_strided("s_aux", s_aux)
-    if s_aux.dtype not in DTYPES and not (s_aux.dtype is torch.float64 and q.dtype is torch.float64):
-        raise TypeError(f"s_aux: got {s_aux.dtype}, wanted float16, bfloat16 or float32")
-    if s_aux.dim() != 1 or s_aux.shape[0] != q.shape[-2]:
-        raise ValueError(f"s_aux: got shape {tuple(s_aux.shape)}, wanted ({q.shape[-2]},), a sink for each head of q")
-    if s_aux.device != q.device:
-        raise ValueError(f"s_aux: got a tensor on {s_aux.device}, wanted {q.device} where q is")
-
-
-def diagnose_bias(
-    attn_bias: torch.Tensor | None,
-    q: torch.Tensor,
-    seqlen_k: int,
-    dropout_p: float,
-    alibi_slopes: torch.Tensor | None,
-) -> None:
-    """Raises unless attn_bias is None or can be added to the scores of q (batch, seqlen_q, heads, head_dim)."""
-    if attn_bias is None:
-        return
-    check_strided("attn_bias", attn_bias)
-    if attn_bias.dtype is not q.dtype and attn_bias.dtype is not torch.float32:
-        raise TypeError(f"attn_bias: got {attn_bias.dtype}, wanted {q.dtype} as q has, or float32")
-    batch, seqlen_q, heads, _ = q.shape
-    shape = tuple(attn_bias.shape)  # torch.compile takes no `in` of symbolic shapes
-    if (
-        len(shape) != 4
-        or (shape[0] != 1 and shape[0] != batch)
-        or (shape[1] != 1 and shape[1] != heads)
-        or shape[2] != seqlen_q
-        or shape[3] != seqlen_k
-    ):
-        raise ValueError(
-            f"attn_bias: got shape {shape}, wanted (1 or {batch}, 1 or {heads}, {seqlen_q}, {seqlen_k}): "
-            "(1 or batch, 1 or heads, seqlen_q, seqlen_k)"
-        )
-    if attn_bias.device != q.device:
-        raise ValueError(f"attn_bias: got a tensor on {attn_bias.device}, wanted {q.device} where q is")
-    if dropout_p > 0.0:
-        raise NotImplementedError(f"attn_bias: got a bias and dropout_p {dropout_p}, wanted dropout_p=0 with a bias")
-    if alibi_slopes is not None:
-        raise NotImplementedError("attn_bias: got a bias and alibi_slopes, wanted one of them: add ALiBi to the bias")
 
 
 def _is_fraction(value: object) -> bool:

@@ -15,13 +15,12 @@ from flash_attn.arguments.diagnosis import (
     check_index,
     check_per_sequence,
     check_strided,
-    diagnose_options,
-    diagnose_sinks,
     diagnose_switches,
     diagnose_tensors,
     refuse_gradients,
 )
 from flash_attn.arguments.latent import check_second_query, split_absorbed
+from flash_attn.arguments.options import diagnose_options, has_tensors
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
@@ -70,8 +69,7 @@ def check_kvcache(
             and call.rotary_cos is None
             and call.rotary_sin is None
             and call.cache_leftpad is None
-            and call.options.alibi_slopes is None
-            and call.options.s_aux is None
+            and not has_tensors(call.options)
             and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.rotary_interleaved) is bool
@@ -107,7 +105,6 @@ def check_kvcache(
         right = right if 0 <= right < OPEN_WINDOW else -1
     else:
         left, right = _diagnose(call, dtypes, dtype_cache)
-        diagnose_sinks(call.options.s_aux, q)
         refuse_gradients(
             s_aux=call.options.s_aux,
             softmax_scale=softmax_scale,
@@ -152,7 +149,7 @@ def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], dtype_cache: tor
     )  # fmt: skip
     _check_new(call, axes_q, batch, dtypes)
     _check_rotary(q, call.k, call.rotary_cos, call.rotary_sin)
-    return diagnose_options(q, batch, 0.0, call.options.window_size, call.options.softcap, call.options.alibi_slopes)
+    return diagnose_options(call.options, q, batch)
 
 
 def _check_new(call: CacheCall, axes_q: tuple[str, ...], batch: int, dtypes: tuple[torch.dtype, ...]) -> None:

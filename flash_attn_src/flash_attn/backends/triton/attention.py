@@ -19,6 +19,7 @@ from flash_attn.backends.triton.kernels import (
     grid_of,
     head_numbers_of,
     is_even,
+    refuse_unserved,
     rows,
     sinks_of,
     table_stride_of,
@@ -27,7 +28,7 @@ from flash_attn.backends.triton.kernels import (
 from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out, replace
-from flash_attn.options import PROBABILITIES, SPLIT_KV, TRITON, WITH_BIAS, WITH_BLOCK_MASK, plan_key
+from flash_attn.options import PROBABILITIES, SPLIT_KV, plan_key
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Grid, Kernel
 
@@ -104,7 +105,7 @@ def forward(call: AttentionCall) -> ForwardResult:
 
 def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> ForwardResult:
     """`forward` of any call. key: where the plan of the launch is kept."""
-    TRITON.refuse(call, "leave it out")
+    refuse_unserved(call)
     q, k, v, out = call.q, call.k, call.v, call.out
     cu_seqlens_q, block_table = call.cu_seqlens_q, call.block_table
     head_numbers, head_stride = head_numbers_of(call)
@@ -120,8 +121,6 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
         total_q, nheads, head_dim = q.shape
     dtype, index, head_dim_v = q.dtype, q.get_device(), v.shape[-1]
     biased, sparse = options.attn_bias is not None, options.block_mask is not None
-    if biased or sparse:
-        (WITH_BIAS if biased else WITH_BLOCK_MASK).refuse(call, "leave one of them out")
     splits = block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS
     if head_dim_v != head_dim and (wide := padded(call)) is not None:
         # The split kernels take any pair, so a paged cache is not copied.

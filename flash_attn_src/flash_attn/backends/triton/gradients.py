@@ -17,6 +17,7 @@ from flash_attn.backends.triton.kernels import (
     grid_of,
     head_numbers_of,
     is_even,
+    refuse_unserved,
     rows,
     score_kind,
     sinks_of,
@@ -27,7 +28,6 @@ from flash_attn.backends.triton.kernels import (
 from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.calls import AttentionCall, GradientCall
-from flash_attn.options import TRITON, WITH_BIAS, WITH_BLOCK_MASK
 from flash_attn.runtime import device
 
 # Operations for v with the head dim of q and k, and for v with another head dim.
@@ -45,11 +45,7 @@ def backward_ops(call: AttentionCall) -> tuple[str, ...]:
 def backward(gradients: GradientCall) -> torch.Tensor:
     """See `protocol.Backend.backward`. Every sum here has a fixed order, so it is always deterministic."""
     call, options = gradients.forward, gradients.forward.options
-    TRITON.refuse(call, "leave it out")
-    if options.attn_bias is not None:
-        WITH_BIAS.refuse(call, "leave one of them out")
-    if options.block_mask is not None:
-        WITH_BLOCK_MASK.refuse(call, "leave one of them out")
+    refuse_unserved(call)
     if call.v.shape[-1] != call.q.shape[-1] and (wide := padded_gradients(gradients)) is not None:
         delta = backward(wide)
         cut(wide, gradients)

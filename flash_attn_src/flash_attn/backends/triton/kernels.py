@@ -22,6 +22,7 @@ from flash_attn.kernels.flags import (
 )
 from flash_attn.kernels.modifiers import MODIFIERS, PER_HEAD
 from flash_attn.kernels.variants import Variant, bucket, serving
+from flash_attn.options import TRITON, WITH_BIAS, WITH_BLOCK_MASK
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Kernel
 
@@ -35,6 +36,15 @@ _ROWS_WORTH_SPLITS = 4096
 
 
 Strides = tuple[int, int, int]
+
+
+def refuse_unserved(call: AttentionCall) -> None:
+    """Raises NotImplementedError for a call of whole sequences that no kernel serves, by the name of an option."""
+    TRITON.refuse(call, "leave it out")
+    if call.options.attn_bias is not None:
+        WITH_BIAS.refuse(call, "leave one of them out")
+    if call.options.block_mask is not None:
+        WITH_BLOCK_MASK.refuse(call, "leave one of them out")
 
 
 def score_kind(call: AttentionCall | CacheCall) -> str:
