@@ -106,7 +106,9 @@ fn facts(gpus: &[&str]) -> serde_json::Value {
 
 /// A manifest's table of sources.
 fn choice() -> serde_json::Value {
-    serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"]})
+    serde_json::json!({
+        "max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"], "serves": {}
+    })
 }
 
 /// A store of one kernel, `head tail`, whose bytes `code` are in another store.
@@ -147,6 +149,7 @@ fn a_manifest_without_facts_or_with_unknown_providers_is_refused() {
         ("facts", serde_json::json!({"min_hip": null}), "manifest.json cannot be read: missing field `gpus`"),
         ("choice", serde_json::json!(null), "manifest.json cannot be read: invalid type: null"),
         ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["mlir"], "larger": []}), "`mlir`"),
+        ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": [], "larger": []}), "field `serves`"),
     ] {
         let mut manifest =
             serde_json::json!({"format": 3, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
@@ -322,7 +325,7 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut manifest = br#"{"format": 3, "facts": {"gpus": ["gfx942"], "min_hip": null},
-            "choice": {"max_head_dim": 256, "default": ["ck", "triton"], "larger": ["triton"], "rows": [{"op": "fwd",
+            "choice": {"max_head_dim": 256, "default": ["ck", "triton"], "larger": ["triton"], "serves": {}, "rows": [{"op": "fwd",
             "dtypes": ["bf16"], "dims": [1, 64], "masks": ["plain"], "least_q": 1, "sources": ["asm"], "value_dim": 0}]},
             "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
             "threads": 64, "shared": 0, "params": "PPif00", "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}, "b": {"group": "g",

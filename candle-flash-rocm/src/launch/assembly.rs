@@ -48,14 +48,14 @@ impl Block {
 fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(String, Mask)> {
     let shape = &call.shape;
     let mask = Mask::of(shape);
-    let has_option = shape.softcap > 0.0 || shape.alibi_slopes != 0 || call.pages.is_some() || call.lengths != 0;
+    let is_paged = call.pages.is_some() || call.lengths != 0;
     // For rows that see no key, a causal kernel stores -inf as lse, and a plain kernel stores NaN.
     let every_row_has_a_key = if shape.is_packed() {
         shape.cu_seqlens_q == shape.cu_seqlens_k
     } else {
         mask == Mask::Plain || shape.seqlen_q <= shape.seqlen_k
     };
-    if has_option
+    if !kernels.choice().serves("asm-fwd", shape, is_paged)
         || !every_row_has_a_key
         || mask == Mask::Window
         || (shape.dtype, shape.head_dim) != (Dtype::Bf16, HEAD_DIM)

@@ -1,6 +1,8 @@
 //! Chooses the kernel provider of a call from the store's table (docs/kernel-store.md in the
 //! repository).
 
+use std::collections::{HashMap, HashSet};
+
 use serde::Deserialize;
 
 use super::Shape;
@@ -77,16 +79,35 @@ pub struct Choice {
     /// subnormals of this type on this GPU.
     #[serde(default)]
     flushed: Vec<String>,
+    /// Who serves calls -> the options that it honours. What a row does not name is not served there.
+    serves: HashMap<String, HashSet<String>>,
+}
+
+/// The options that a call uses, by their names in the table, beside its mask and its lengths.
+fn used(shape: &Shape, is_paged: bool) -> impl Iterator<Item = &'static str> {
+    [("softcap", shape.softcap != 0.0), ("alibi_slopes", shape.alibi_slopes != 0), ("block_table", is_paged)]
+        .into_iter()
+        .filter_map(|(name, is_used)| is_used.then_some(name))
 }
 
 impl Choice {
+    /// Whether a row of the table, such as `asm-fwd`, names every option that a call uses.
+    pub(super) fn serves(&self, row: &str, shape: &Shape, is_paged: bool) -> bool {
+        let honoured = self.serves.get(row);
+        used(shape, is_paged).all(|name| honoured.is_some_and(|names| names.contains(name)))
+    }
+
     /// The kernel providers for a call, fastest first. The rows are for calls without score
     /// modifiers. Other calls use the default.
     pub(super) fn sources(&self, operation: Operation, shape: &Shape, is_paged: bool) -> &[Source] {
         if shape.head_dim > self.max_head_dim || self.flushed.iter().any(|name| name == shape.dtype.name()) {
             return &self.larger;
         }
-        if shape.softcap > 0.0 || shape.alibi_slopes != 0 || is_paged {
+        let measured = match operation {
+            Operation::Forward => "measured-fwd",
+            Operation::Backward => "measured-bwd",
+        };
+        if !self.serves(measured, shape, is_paged) {
             return &self.default;
         }
         let mask = Mask::of(shape);

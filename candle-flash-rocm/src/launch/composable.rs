@@ -4,7 +4,7 @@
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
 use super::plan::{Fill, Launch, Memory, Step};
-use super::{Backward, Dtype, Forward, Operand, Shape};
+use super::{Backward, Choice, Dtype, Forward, Operand, Shape};
 use crate::error::Result;
 
 /// Head dims of the kernels of the backward.
@@ -82,7 +82,7 @@ impl Fields {
 const MAX_HEAD_DIM: usize = 256;
 
 /// Whether Composable Kernel may have a kernel for a shape.
-fn serves(shape: &Shape) -> bool {
+fn has_kernels(shape: &Shape) -> bool {
     shape.dtype != Dtype::F32 && shape.head_dim <= MAX_HEAD_DIM
 }
 
@@ -91,10 +91,11 @@ fn serves(shape: &Shape) -> bool {
 /// # Errors
 ///
 /// If the planner finds that sizes, addresses or strides do not fit.
-pub fn plan_forward_ck(call: &Forward, planner: &dyn Planner) -> Result<Option<Vec<Step>>> {
+pub fn plan_forward_ck(call: &Forward, choice: &Choice, planner: &dyn Planner) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
     shape.check()?;
-    if !serves(shape) || call.pages.is_some() {
+    // Its kernels take pages; this crate does not plan them.
+    if !has_kernels(shape) || !choice.serves("ck-fwd", shape, false) || call.pages.is_some() {
         return Ok(None);
     }
     let mut steps = Vec::new();
@@ -127,11 +128,17 @@ pub fn plan_forward_ck(call: &Forward, planner: &dyn Planner) -> Result<Option<V
 /// # Errors
 ///
 /// If the planner finds that sizes, addresses or strides do not fit.
-pub fn plan_backward_ck(call: &Backward, planner: &dyn Planner, memory: &mut dyn Memory) -> Result<Option<Vec<Step>>> {
+pub fn plan_backward_ck(
+    call: &Backward,
+    choice: &Choice,
+    planner: &dyn Planner,
+    memory: &mut dyn Memory,
+) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
     shape.check()?;
-    let possible = serves(shape) && shape.softcap == 0.0 && shape.group() == 1 && DIMS.contains(&shape.head_dim);
-    if !possible || [shape.batch, shape.seqlen_q, shape.seqlen_k].contains(&0) {
+    let served = choice.serves("ck-bwd", shape, false);
+    let possible = has_kernels(shape) && shape.group() == 1 && DIMS.contains(&shape.head_dim);
+    if !served || !possible || [shape.batch, shape.seqlen_q, shape.seqlen_k].contains(&0) {
         return Ok(None);
     }
     let delta = memory.allocate(shape.lse_elements() * 4)?;

@@ -56,7 +56,7 @@ impl Sources<'_> {
                 if split_kv::is_few(shape) && split_kv::is_profitable(shape, FORWARD_ROWS, self.device) {
                     return Ok(None);
                 }
-                plan_forward_ck(call, planner)
+                plan_forward_ck(call, self.kernels.choice(), planner)
             }
         }
     }
@@ -85,7 +85,7 @@ impl Sources<'_> {
         match (source, self.planner) {
             (Source::Triton, _) => plan_backward(call, self.kernels, self.device, memory).map(Some),
             (Source::Assembly, _) | (Source::ComposableKernel, None) => Ok(None),
-            (Source::ComposableKernel, Some(planner)) => plan_backward_ck(call, planner, memory),
+            (Source::ComposableKernel, Some(planner)) => plan_backward_ck(call, self.kernels.choice(), planner, memory),
         }
     }
 

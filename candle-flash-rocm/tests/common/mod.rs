@@ -12,7 +12,8 @@ use proptest::test_runner::{Config, RngSeed};
 /// The table of kernel providers for mock stores. AMD's kernels come first.
 pub fn choice() -> &'static Choice {
     static CHOICE: LazyLock<Choice> = LazyLock::new(|| {
-        let text = r#"{"max_head_dim": 256, "rows": [], "default": ["asm", "ck", "triton"], "larger": ["triton"]}"#;
+        let text = r#"{"max_head_dim": 256, "rows": [], "default": ["asm", "ck", "triton"], "larger": ["triton"],
+            "serves": {"ck-fwd": ["softcap", "alibi_slopes"], "ck-bwd": ["alibi_slopes"]}}"#;
         serde_json::from_str(text).expect("a choice")
     });
     &CHOICE

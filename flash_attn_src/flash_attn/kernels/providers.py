@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from flash_attn.kernels import targets
 from flash_attn.kernels.assembly import BF16, CAUSAL, FP16, PLAIN, WINDOW
+from flash_attn.kernels.modifiers import DOORS
 
 ASM, CK, TRITON = "asm", "ck", "triton"
 SOURCES = (ASM, CK, TRITON)
@@ -88,6 +89,10 @@ BLOCKS = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone take 
 DEFAULT = Row("", "", (), (0, 0), (), 0, (CK, TRITON), "no measurement: Composable Kernel, as upstream")
 
 
+# The doors that choose between the kernels of a store.
+_OF_STORES = ("measured-fwd", "measured-bwd", "asm-fwd", "asm-bwd", "ck-fwd", "ck-bwd")
+
+
 def choice(target: str) -> dict[str, Any]:
     """The table for the manifest of a target's kernel store: docs/kernel-store.md."""
     rows = [row._asdict() for row in ROWS if row.target == target]
@@ -98,5 +103,6 @@ def choice(target: str) -> dict[str, Any]:
         "rows": rows,
         "default": list(DEFAULT.sources),
         "larger": list(TRITON_ALONE.sources),
+        "serves": {name: sorted(DOORS[name].serves) for name in _OF_STORES},
         "flushed": [dtype for dtype in _BOTH if targets.get(target).loses_range(dtype)],
     }

@@ -39,13 +39,16 @@ def tiles(row: Config | Mapping[str, Config], *, base: Tiles | None = None) -> T
     """One row of a table: a configuration for each of MODIFIERS.
 
     row: one configuration for all modifiers, or configurations by the names of modifiers, separated by spaces, where
-    "others" stands for the modifiers that the row does not name. base: the row that serves them instead.
+    "others" stands for the modifiers that the row does not name. base: the row that serves them instead. Without both,
+    a modifier that the row does not name has the configuration of `any`.
     Raises ValueError where a name is unknown, or a modifier has two configurations or none.
     """
     row = {"others": row} if isinstance(row, Config) else row
     named = [(name, config) for names, config in row.items() if names != "others" for name in names.split()]
     known = dict.fromkeys(MODIFIERS, row["others"]) if "others" in row else dict(base or {})
     found = known | dict(named)
+    if "any" in found:
+        found = dict.fromkeys(MODIFIERS, found["any"]) | found
     if len(dict(named)) < len(named) or set(found) != set(MODIFIERS):
         raise ValueError(f"a row of tiles names {sorted(row)}: each of {', '.join(MODIFIERS)} needs one configuration")
     return {name: found[name] for name in MODIFIERS}
