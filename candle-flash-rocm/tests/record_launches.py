@@ -25,7 +25,7 @@ from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.sources import Sources
-from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.calls import AttentionCall, GradientCall, attention_call
 from flash_attn.kernels import assembly, launches, providers
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner, device
@@ -201,7 +201,7 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
 def call_of(case: Case, tensors: dict[str, torch.Tensor]) -> AttentionCall:
     left, right = case["window"]
     causal = (left, right) == (-1, 0)
-    return AttentionCall(
+    return attention_call(
         tensors["q"], tensors["k"], tensors["v"], softmax_scale=case["scale"], causal=causal,
         window_size=(-1, -1) if causal else (left, right), softcap=case["softcap"], alibi_slopes=tensors.get("alibi"),
         cu_seqlens_q=tensors.get("cu_seqlens_q"), cu_seqlens_k=tensors.get("cu_seqlens_k"),
