@@ -137,8 +137,7 @@ fn store(directory: &Path, kernels: &[(String, String)], planner: Option<&str>) 
             (name.clone(), entry)
         })
         .collect();
-    let choice =
-        serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"], "serves": {}});
+    let choice = serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"], "serves": {}});
     let mut manifest = serde_json::json!({
         "format": candle_flash_rocm::store::FORMAT,
         "facts": {"gpus": ["gfx942"], "min_hip": null},

@@ -118,7 +118,7 @@ fn without_code(offset: usize, at: usize) -> Vec<u8> {
         "group": "g", "offset": 0, "size": 8, "sha256": digest, "symbol": "s", "threads": 64, "shared": 0,
         "params": "P", "code": {"at": at, "offset": offset, "size": 4},
     });
-    let manifest = serde_json::json!({"format": 3, "facts": facts(&["gfx1103"]), "choice": choice(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
+    let manifest = serde_json::json!({"format": 4, "facts": facts(&["gfx1103"]), "choice": choice(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"headtail")])
 }
 
@@ -126,7 +126,7 @@ fn without_code(offset: usize, at: usize) -> Vec<u8> {
 fn a_generic_store_serves_the_gpus_that_its_manifest_names() {
     let directory = Directory::new("generic");
     let manifest =
-        |facts| serde_json::json!({"format": 3, "facts": facts, "choice": choice(), "kernels": {}}).to_string();
+        |facts| serde_json::json!({"format": 4, "facts": facts, "choice": choice(), "kernels": {}}).to_string();
     let path = directory.0.join("gfx11-generic.zip");
     fs::write(&path, archive(&[("manifest.json", manifest(facts(&["gfx1103", "gfx1300"])).as_bytes())]))
         .expect("a file");
@@ -152,7 +152,7 @@ fn a_manifest_without_facts_or_with_unknown_providers_is_refused() {
         ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": [], "larger": []}), "field `serves`"),
     ] {
         let mut manifest =
-            serde_json::json!({"format": 3, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
+            serde_json::json!({"format": 4, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
         manifest[name] = part;
         refused(read(archive(&[("manifest.json", manifest.to_string().as_bytes())])), &[words]);
     }
@@ -194,9 +194,9 @@ fn files_that_are_no_store_are_refused() {
     refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
     refused(read(archive(&[("other", b"")])), &["manifest.json"]);
     refused(read(archive(&[("manifest.json", b"\"x\"")])), &["manifest.json cannot be read"]);
-    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 3"]);
+    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 4"]);
     refused(
-        read(archive(&[("manifest.json", br#"{"format": 3, "kernels": [1]}"#)])),
+        read(archive(&[("manifest.json", br#"{"format": 4, "kernels": [1]}"#)])),
         &["manifest.json cannot be read"],
     );
 }
@@ -208,7 +208,7 @@ fn with(field: &str, value: &str) -> Vec<u8> {
     });
     entry[field] = serde_json::from_str(value).expect("JSON");
     let manifest =
-        serde_json::json!({"format": 3, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {"k": entry}})
+        serde_json::json!({"format": 4, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {"k": entry}})
             .to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"code")])
 }
@@ -324,7 +324,7 @@ proptest! {
     fn mutated_manifests_never_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut manifest = br#"{"format": 3, "facts": {"gpus": ["gfx942"], "min_hip": null},
+        let mut manifest = br#"{"format": 4, "facts": {"gpus": ["gfx942"], "min_hip": null},
             "choice": {"max_head_dim": 256, "default": ["ck", "triton"], "larger": ["triton"], "serves": {}, "rows": [{"op": "fwd",
             "dtypes": ["bf16"], "dims": [1, 64], "masks": ["plain"], "least_q": 1, "sources": ["asm"], "value_dim": 0}]},
             "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",

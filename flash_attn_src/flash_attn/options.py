@@ -68,7 +68,7 @@ class Door:
         self._others[kind] = tuple(
             (x.name, x.default)
             for x in fields(kind)
-            if x.default is not MISSING and (x.metadata.get("of") or x.name) not in self.serves
+            if x.default is not MISSING and not x.metadata.get("of") and x.name not in self.serves
         )
 
     def unserved(self, value: Any) -> str | None:
@@ -94,7 +94,7 @@ def _tensor(axes: str = "", *, learned: bool = False, of: str = "") -> dict[str,
     """What is known of an option that is a tensor or None.
 
     axes: "heads", "batch heads" (which may be "heads" alone), "scores": (1 or batch, 1 or heads, seqlen_q, seqlen_k).
-    learned: whether it has a gradient. of: the option to which it belongs, whose permission counts for both.
+    learned: whether it has a gradient. of: the option to which it belongs, which doors ask for instead.
     """
     return {"schema": "Tensor?", "axes": axes, "learned": learned, "of": of}
 

@@ -6,7 +6,7 @@ import flash_attn
 import pytest
 import torch
 from flash_attn import tracing
-from flash_attn.calls import attention_call, cache_call
+from flash_attn.calls import attention_call, cache_call, replace
 from flash_attn.custom_ops import dispatch, kvcache
 from torch.autograd import forward_ad
 
@@ -31,7 +31,7 @@ def test_attention(name: str) -> None:
     call = attention_call(q, k, v, softmax_scale=0.3)
     value = {"s_aux": torch.randn(2), "alibi_slopes": torch.rand(2), "attn_bias": torch.randn(1, 1, 4, 4)}.get(name, q)
     with forward_ad.dual_level():
-        setattr(call, name, forward_ad.make_dual(value, torch.ones_like(value)))
+        call = replace(call, **{name: forward_ad.make_dual(value, torch.ones_like(value))})
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
             dispatch.forward(call)
 
@@ -45,7 +45,7 @@ def test_caches(name: str) -> None:
     shapes = {"s_aux": (2,), "alibi_slopes": (2,), "rotary_cos": (8, 4), "rotary_sin": (8, 4)}
     value = torch.rand(shapes.get(name, SHAPE))
     with forward_ad.dual_level():
-        setattr(call, name, forward_ad.make_dual(value, torch.ones_like(value)))
+        call = replace(call, **{name: forward_ad.make_dual(value, torch.ones_like(value))})
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
             kvcache.attend(call)
 

@@ -79,13 +79,13 @@ def test_a_call_gets_the_smallest_kernel_for_its_options(call: str) -> None:
     options, half, single = KINDS[call]
     q = torch.empty(1, 1, 1, 8)
     attention = attention_call(q, q, q, **{"softmax_scale": 0.5, **options})
-    kind = triton_kernels.forward_kind(attention, attention.dropout_p)
+    kind = triton_kernels.forward_kind(attention)
     assert variants.serving("fwd", "bf16", kind, 128) == half
     assert variants.serving("fwd", "bf16", kind, 512) == single
     assert variants.serving("fwd", "fp32", kind, 128) == single
     assert variants.serving("append", "bf16", kind, 64) == "plain"
     # The backward knows no sinks: softmax_lse holds them.
-    kind = triton_kernels.score_kind(attention, attention.dropout_p)
+    kind = triton_kernels.score_kind(attention)
     without = {("sinks", "bf16"): "plain", ("sinks", "fp32"): "plain", ("sinks and softcap", "bf16"): "softcap"}
     assert variants.serving("bwd-dq", "bf16", kind, 128) == without.get((call, "bf16"), half)
     assert variants.serving("bwd-dq", "fp32", kind, 128) == without.get((call, "fp32"), single)

@@ -21,7 +21,7 @@ pub use manifest::{Kernel, Parameter, Version};
 pub use stores::Stores;
 
 /// The manifest format that this crate reads.
-pub const FORMAT: u64 = 3;
+pub const FORMAT: u64 = 4;
 
 /// Largest manifest that is read. That of the store with the most kernels has 1 MiB.
 const MAX_MANIFEST: usize = 16 << 20;

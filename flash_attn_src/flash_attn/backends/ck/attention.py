@@ -12,7 +12,7 @@ from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import DIMS, NO_TENSOR, Parameters, aligned, unsupported_reason, window_of
 from flash_attn.backends.split_kv import DECODE_ROWS, as_cache_call, is_profitable
 from flash_attn.calls import AttentionCall, ForwardResult, replace
-from flash_attn.options import CK_FORWARD, SPLIT_KV
+from flash_attn.options import CK_FORWARD, PROBABILITIES, SPLIT_KV
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -22,8 +22,8 @@ _FORWARD_ROWS = 128
 
 def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
     """See `protocol.Backend.forward`."""
-    if call.block_table is not None and call.return_softmax and call.options.dropout_p > 0.0:
-        raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one out")
+    if call.return_softmax and call.options.dropout_p > 0.0:
+        PROBABILITIES.refuse(call, "leave one of them out")
     if (reason := _unsupported_reason(call)) is not None:
         return fallback.because("forward", reason).forward(call)
 
