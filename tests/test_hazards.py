@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rocm_wheels.compile import sources
-from rocm_wheels.compile.check import instructions, scalars, scan, stage
+from rocm_wheels.compile.check import forms, instructions, pending, scalars, scan, stage
 from rocm_wheels.compile.check.rules import RULES, VECTORS, for_target
 from rocm_wheels.errors import CompileFailed
 
@@ -27,7 +27,8 @@ kernel:                                 ; @kernel
 def text(code: str, target: str) -> str:
     lines = (line.strip() for line in code.split("\n"))
     code = "\n".join(line if line.endswith(":") else f"\t{line}" for line in lines)
-    return KERNEL.format(target=target, code=code)
+    found = KERNEL.format(target=target, code=code)
+    return found.replace("\t\t.amdhsa_accum_offset 128\n", "") if target.startswith("gfx1") else found
 
 
 def kernel(code: str, target: str) -> instructions.Kernel:
@@ -255,19 +256,28 @@ PLANTED = [
         1,
     ),
     (
-        "WMMA reads A, B or indices, VALU overwrites them",
+        "WMMA reads, VALU overwrites",
         "gfx1250",
         WMMA_1250,
         "v_dual_mov_b32 v16, v86 :: v_dual_max_num_f32 v127, v119, v118",
         4,
     ),
     (
-        "WMMA reads A, B or indices, VALU overwrites them",
+        "WMMA reads, VALU overwrites",
         "gfx1250",
         "v_swmmac_f32_16x16x64_f16 v[0:7], v[16:23], v[24:39], v40",
         "v_mov_b32_e32 v40, v41",
         2,
     ),
+    ("WMMA reads, VALU overwrites", "gfx1250", WMMA_1250.replace("v[0:7]", "v[32:39]", 1), "v_mov_b32_e32 v3, 0", 4),
+    (
+        "image access by six",
+        "gfx1010",
+        "image_sample_c_d v0, [v1, v2, v3, v4, v5, v6], s[0:7], s[8:11] dmask:0x1 dim:SQ_RSRC_IMG_1D",
+        "buffer_load_dword v9, v8, s[12:15], 0 offen offset:2",
+        1,
+    ),
+    ("floating point atomic", "gfx1030", "global_atomic_fcmpswap v[0:1], v[2:3], off", "s_denorm_mode 3", 3),
     ("another VALU reads it at once", "gfx1250", "v_exp_f32_e32 v1, v2", "v_add_f32_e32 v3, v1, v4", 1),
     ("another VALU overwrites it at once", "gfx1250", "v_exp_f32_e32 v1, v2", "v_mov_b32_e32 v2, v4", 1),
 ]
@@ -445,11 +455,98 @@ def test_a_target_without_rules_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         stage.checked(text("s_nop 0", "gfx1300"), "gfx1300", "it")
 
 
+LOAD = "buffer_load_dword v1, v2, s[8:11], 0 offen"
+SOURCES, ON_BRANCH = "VMEM or LDS reads scalar register", "LDS and VMEM on two sides"
+# Rule -> code without the wait, the instruction before which the wait is missing.
+WITHOUT_WAIT = [
+    (SOURCES, f"{LOAD}\ns_mov_b32 s8, 0", "s_mov_b32 s8, 0"),
+    (SOURCES, f"{LOAD}\ns_load_dword s11, s[0:1], 0x0", "s_load_dword s11, s[0:1], 0x0"),
+    (SOURCES, "ds_write_b32 v1, v2\ns_or_b32 exec_lo, exec_lo, s1", "s_or_b32 exec_lo, exec_lo, s1"),
+    (SOURCES, "ds_read_b32 v1, v2\ns_and_saveexec_b32 s1, s2", "s_and_saveexec_b32 s1, s2"),
+    (SOURCES, f"{LOAD}\ns_waitcnt vmcnt(0)\ns_mov_b32 s8, 0", "s_mov_b32 s8, 0"),
+    (SOURCES, f".L1:\ns_add_i32 s9, s9, 1\n{LOAD}\ns_cbranch_scc1 .L1", "s_add_i32 s9, s9, 1"),
+    ("SMEM reads SGPR", "s_load_dword s1, s[2:3], 0x0\nv_readfirstlane_b32 s2, v1", "v_readfirstlane_b32 s2, v1"),
+    (
+        "SMEM reads SGPR",
+        "s_load_dword s1, s[2:3], 0x0\ns_nop 3\nv_cmp_eq_u32_e64 s3, v1, v2",
+        "v_cmp_eq_u32_e64 s3, v1, v2",
+    ),
+    ("EXEC is read", "s_mov_b32 s1, exec_lo\nv_cmpx_gt_f32_e32 v1, v2", "v_cmpx_gt_f32_e32 v1, v2"),
+    ("EXEC is read", f"{LOAD}\nv_mov_b32_e32 v4, v5\nv_cmpx_gt_f32_e32 v1, v2", "v_cmpx_gt_f32_e32 v1, v2"),
+    (
+        ON_BRANCH,
+        "ds_write_b32 v1, v2\ns_branch .L1\n.L1:\nglobal_load_dword v3, v[4:5], off",
+        "global_load_dword v3, v[4:5], off",
+    ),
+    (
+        ON_BRANCH,
+        "global_load_dword v3, v[4:5], off\ns_cbranch_scc1 .L1\n.L1:\nds_write_b32 v1, v2",
+        "ds_write_b32 v1, v2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "code", "late"), WITHOUT_WAIT)
+def test_a_missing_wait_of_gfx101_is_added(rule: str, code: str, late: str) -> None:
+    (finding,) = pending.findings(kernel(code, "gfx1010"), "gfx1010")
+    assert finding.rule.startswith(rule)
+    cured, report = stage.checked(text(code, "gfx1010"), "gfx10-1-generic", "it")
+    assert f"\t{finding.cure}\n\t{late}\n" in cured
+    assert report.added == 1
+    assert stage.checked(cured, "gfx1010", "it")[1].found == {}
+    assert stage.checked(text(code, "gfx1030"), "gfx1030", "it")[1].found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{LOAD}\nv_mov_b32_e32 v4, v5\ns_mov_b32 s8, 0",
+        f"{LOAD}\ns_waitcnt vmcnt(0) expcnt(0) lgkmcnt(0)\ns_mov_b32 s8, 0",
+        f"{LOAD}\ns_waitcnt_depctr 0xffe3\ns_mov_b32 s8, 0",
+        f"{LOAD}\ns_mov_b32 s12, 0",
+        "s_load_dword s1, s[2:3], 0x0\ns_waitcnt lgkmcnt(0)\nv_readfirstlane_b32 s2, v1",
+        "s_load_dword s1, s[2:3], 0x0\ns_add_i32 s4, s5, 1\nv_readfirstlane_b32 s2, v1",
+        "s_mov_b32 s1, exec_lo\ns_waitcnt_depctr 0xfffe\nv_cmpx_gt_f32_e32 v1, v2",
+        "s_mov_b32 s1, exec_lo\nv_cmp_gt_f32_e32 vcc_lo, v1, v2\nv_cmpx_gt_f32_e32 v1, v2",
+        "ds_write_b32 v1, v2\nglobal_load_dword v3, v[4:5], off",
+        "ds_write_b32 v1, v2\ns_branch .L1\n.L1:\nds_write_b32 v1, v2",
+        "ds_write_b32 v1, v2\ns_waitcnt_vscnt null, 0x0\ns_branch .L1\n.L1:\nglobal_load_dword v3, v[4:5], off",
+    ],
+)
+def test_gfx101_needs_no_wait(code: str) -> None:
+    assert pending.findings(kernel(code, "gfx1010"), "gfx1010") == []
+
+
+def test_every_wait_and_form_is_planted() -> None:
+    assert all(any(rule.name.startswith(name) for name, *_ in WITHOUT_WAIT) for rule in pending.RULES)
+    assert all(any(form.source in planted for *_, planted in WRONG_FORMS) for form in forms.FORMS)
+
+
+LAST = "v_dual_fma_f64 v[0:1], v[2:3], v[4:5], v[6:7] :: v_dual_mov_b32 v9, v255"
+WRONG_FORMS = [
+    ("gfx1010", "flat_load_dword v1, v[2:3] offset:4", "LLVM hasFlatSegmentOffsetBug"),
+    ("gfx1012", "scratch_load_dword v1, v2, off offset:-6", "LLVM hasNegativeUnalignedScratchOffsetBug"),
+    ("gfx1011", "s_inst_prefetch 0x1", "LLVM FeatureInstFwdPrefetchBug"),
+    ("gfx1250", LAST, "LLVM pull request 224741"),
+]
+
+
+@pytest.mark.parametrize(("target", "code", "source"), WRONG_FORMS)
+def test_a_form_that_the_gpu_executes_wrongly_is_refused(target: str, code: str, source: str) -> None:
+    with pytest.raises(CompileFailed, match=re.escape(code) + f".*{source}"):
+        stage.checked(text(code, target), target, "it")
+    right = (
+        code.replace(" offset:4", "").replace("-6", "-8").replace("s_inst_prefetch", "s_clause").replace("255", "254")
+    )
+    for fine in ((right, target), (code, "gfx1030" if target != "gfx1250" else "gfx1201")):
+        assert stage.checked(text(*fine), fine[1], "it")[1].found == {}
+
+
 def test_every_target_has_rules_and_every_group_has_a_target() -> None:
     rows = [row for row in sources.module("kernels.targets").TARGETS.values() if row.vendor == "amd"]
     assert all(for_target(row.name) for row in rows)
-    # scalars.py has the rule of sgpr_rewrite.
-    assert {group for row in rows for group in row.hazards} == {group for rule in RULES for group in rule.hazards} | {
+    tables = (*RULES, *pending.RULES, *forms.FORMS)  # scalars.py has the rule of sgpr_rewrite
+    assert {group for row in rows for group in row.hazards} == {group for one in tables for group in one.hazards} | {
         "sgpr_rewrite"
     }
 

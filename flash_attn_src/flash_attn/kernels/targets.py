@@ -20,8 +20,8 @@ ERRATA = ("flushes_subnormals", "vopd_hazard")
 # Groups of instruction hazards. Each group is a set of rules in rocm_wheels/compile/check.
 Hazard = Literal[
     "gfx9", "gfx940", "mfma", "mfma_gfx908", "gfx950",  # CDNA
-    "gfx101", "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite",  # RDNA
-    "wmma_coexecution",  # gfx1250
+    "gfx10", "gfx101", "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite",  # RDNA
+    "wmma_coexecution", "vopd3",  # gfx1250
 ]  # fmt: skip
 
 
@@ -148,9 +148,9 @@ def _rows(like: Target, *names: str, hazards: tuple[Hazard, ...] = (), **facts: 
 
 _GFX90A: tuple[Hazard, ...] = ("gfx9", "mfma")
 _GFX942: tuple[Hazard, ...] = (*_GFX90A, "gfx940")
-_GFX10: tuple[Hazard, ...] = ("vcmpx_permlane",)
-_GFX101: tuple[Hazard, ...] = (*_GFX10, "gfx101")
-_GFX115: tuple[Hazard, ...] = (*_GFX10, "wmma")
+_GFX103: tuple[Hazard, ...] = ("gfx10", "vcmpx_permlane")
+_GFX101: tuple[Hazard, ...] = (*_GFX103, "gfx101")
+_GFX115: tuple[Hazard, ...] = ("vcmpx_permlane", "wmma")
 _GFX110: tuple[Hazard, ...] = (*_GFX115, "transcendental")
 _GFX120: tuple[Hazard, ...] = ("wmma", "sgpr_rewrite")
 
@@ -168,10 +168,10 @@ TARGETS: dict[str, Target] = {
         flops_per_cycle=4096, shared_memory=160 * KIB, partial_sums=(64,),
     ),
     **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012", hazards=_GFX101, generic="gfx10-1-generic"),
-    **_rows(_RDNA2, "gfx1030", hazards=_GFX10, generic="gfx10-3-generic"),
+    **_rows(_RDNA2, "gfx1030", hazards=_GFX103, generic="gfx10-3-generic"),
     **_rows(
         _RDNA2, "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
-        hazards=_GFX10, generic="gfx10-3-generic", made_for="gfx1030", runs_as="gfx1030",
+        hazards=_GFX103, generic="gfx10-3-generic", made_for="gfx1030", runs_as="gfx1030",
     ),
     **_rows(_RDNA3, "gfx1100", hazards=_GFX110, generic="gfx11-generic"),
     **_rows(_RDNA3, "gfx1101", hazards=_GFX110, generic="gfx11-generic", runs_as="gfx1100"),
@@ -187,10 +187,10 @@ TARGETS: dict[str, Target] = {
     **_rows(_RDNA4, "gfx1200", hazards=_GFX120, generic="gfx12-generic", made_for="gfx1201"),
     **_rows(_RDNA4, "gfx1201", hazards=_GFX120, generic="gfx12-generic"),
     **_rows(_RDNA2, "gfx10-1-generic", hazards=_GFX101, made_for="gfx1010"),
-    **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX10, made_for="gfx1030"),
+    **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX103, made_for="gfx1030"),
     **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
     **_rows(_RDNA4, "gfx12-generic", hazards=_GFX120, made_for="gfx1201"),
-    **_rows(_RDNA4, "gfx1250", hazards=("wmma_coexecution",), shared_memory=320 * KIB, registers=1024),
+    **_rows(_RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3"), shared_memory=320 * KIB, registers=1024),
     **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv", matrix_unit="wgmma"),
 }  # fmt: skip
 _CUDA = re.compile(r"sm_[1-9]\d{1,2}")

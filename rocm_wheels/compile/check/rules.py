@@ -156,6 +156,17 @@ def _coexecution(first: Instruction, second: Instruction, _target: str) -> int:
     return between + bool(second.kinds & isa.WMMA)
 
 
+def _many_addresses(one: Instruction) -> int:
+    """1 for an image access whose separate address registers take 16 bytes of code."""
+    found = re.search(r"\[(v\d+(?:, ?v\d+){5,})\]", one.text)
+    return int(one.mnemonic.startswith("image_") and found is not None)
+
+
+def _offset_bits(one: Instruction) -> int:
+    found = re.match(r"t?buffer_.*\boffset:(\d+)", one.text)
+    return int(found is not None and int(found[1]) & 6 != 0)
+
+
 def _plain_vector(registers: Registers) -> Registers:
     return lambda one: registers(one) & isa.VGPRS if one.kinds & isa.VALU and not one.kinds & isa.WMMA else 0
 
@@ -335,6 +346,16 @@ RULES = (
         most=1, unit=VECTORS, cure="",
     ),
     Rule(
+        name="image access by six or more addresses, buffer access with offset", source="LLVM checkNSAtoVMEMHazard",
+        hazards=("gfx101",), producer=_many_addresses, consumer=_offset_bits, most=1,
+    ),
+    Rule(
+        name="floating point atomic, s_denorm_mode", source="LLVM checkFPAtomicToDenormModeHazard", hazards=("gfx10",),
+        producer=_named(r"(buffer|global|flat|image)_atomic_f(add|min|max|cmpswap)", lambda _: 1),
+        consumer=_named("s_denorm_mode", lambda _: 1), most=3,
+        ends=lambda one: bool(one.kinds & isa.VALU) or one.mnemonic.startswith("s_waitcnt"),
+    ),
+    Rule(
         name="transcendental writes VGPR, VALU reads it", source="LLVM fixVALUTransUseHazard",
         hazards=("transcendental",), producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS),
         consumer=_reads(isa.VALU, isa.VGPRS), most=6, unit=VECTORS,
@@ -358,8 +379,8 @@ RULES = (
         cure="v_nop",
     ),
     Rule(
-        name="WMMA reads A, B or indices, VALU overwrites them", source="LLVM checkWMMACoexecutionHazards",
-        hazards=("wmma_coexecution",), producer=_product_sources,
+        name="WMMA reads, VALU overwrites", source="LLVM checkWMMACoexecutionHazards",
+        hazards=("wmma_coexecution",), producer=_reads(isa.WMMA, isa.VGPRS),
         consumer=_plain_vector(lambda one: one.writes), most=8, need=_coexecution, unit=VECTORS, cure="v_nop",
     ),
     Rule(

@@ -8,10 +8,9 @@ Registers count in pairs.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from rocm_wheels.compile.check import flow
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.cures import Finding
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
@@ -22,71 +21,51 @@ _EVEN = sum(1 << isa.SCALARS + number for number in range(0, 108, 2))
 _SGPRS = isa.SGPRS & ~isa.VCC
 
 
-class _State(NamedTuple):
-    """Pairs of registers that a VALU has read, and the registers of these pairs that SALU and VALU have written
-    since.
-    """
-
-    read: int
-    scalar: int
-    vector: int
+# Pairs of registers that a VALU has read, and the registers of these pairs that SALU and VALU have written since.
+State = flow.State
 
 
 def findings(kernel: Kernel) -> list[Finding]:
     """The reads of a kernel that may get an old value on some path, in the order of the instructions."""
-    joins = Counter(at for following in kernel.followers for at in following)
-    joins[0] += 1
-    states: dict[int, _State] = {0: _State(0, 0, 0)}
-    work = [0] if kernel.instructions else []
-    while work:
-        index = work.pop()
-        after = _after(kernel.instructions[index], states[index])
-        for at in kernel.followers[index]:
-            known = states.get(at)
-            merged = after
-            if known is not None and joins[at] > 1:
-                merged = _State(*(a | b for a, b in zip(known, after, strict=True)))
-            if merged != known:
-                states[at] = merged
-                work.append(at)
     return [
         Finding(kernel.symbol, index, RULE, f"{kernel.instructions[index].text}: without {wait}", 1, wait)
-        for index, state in sorted(states.items())
+        for index, state in flow.before(kernel, (0, 0, 0), _after).items()
         for wait in _missing(kernel.instructions[index], state)
     ]
 
 
-def _missing(one: Instruction, state: _State) -> list[str]:
+def _missing(one: Instruction, state: State) -> list[str]:
     if not one.kinds & (isa.VALU | isa.SALU):
         return []
-    vector = state.vector & one.reads if one.kinds & isa.VALU else 0
+    _, scalar, vector = state
+    vector &= one.reads if one.kinds & isa.VALU else 0
     needs: Mapping[str, int] = {
-        "depctr_sa_sdst(0)": state.scalar & one.reads,
+        "depctr_sa_sdst(0)": scalar & one.reads,
         "depctr_va_sdst(0)": vector & ~isa.VCC,
         "depctr_va_vcc(0)": vector & isa.VCC,
     }
     return [f"s_wait_alu {wait}" for wait, registers in needs.items() if registers]
 
 
-def _after(one: Instruction, state: _State) -> _State:
+def _after(one: Instruction, state: State) -> State:
     read, scalar, vector = state
     if one.kinds & isa.SMEM or one.mnemonic.startswith(("buffer_", "image_")):
-        return _State(read, 0, 0)  # these instructions wait for all scalar results
+        return read, 0, 0  # these instructions wait for all scalar results
     if one.mnemonic == "s_wait_alu":
         scalar = 0 if _waits(one, "sa_sdst") else scalar
         vector &= isa.VCC if _waits(one, "va_sdst") else -1
         vector &= ~isa.VCC if _waits(one, "va_vcc") else -1
-        return _State(read, scalar, vector)
+        return read, scalar, vector
     if one.kinds & isa.SALU:
         # SALU waits for VALU by itself: for all registers, or for VCC.
         used = one.reads & read
         vector &= isa.VCC if used & ~isa.VCC else -1
         vector &= ~isa.VCC if used & isa.VCC else -1
         written = one.writes & read
-        return _State(read, scalar | written, vector & ~(written & isa.VCC))
+        return read, scalar | written, vector & ~(written & isa.VCC)
     if one.kinds & isa.VALU:
         written = one.writes & read
-        return _State(read | _pairs(one.reads), scalar & ~(written & isa.VCC), vector | written)
+        return read | _pairs(one.reads), scalar & ~(written & isa.VCC), vector | written
     return state
 
 

@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from rocm_wheels.compile import sources
-from rocm_wheels.compile.check import cures, hazards, instructions, matrix, resources, rules, scalars, scan
+from rocm_wheels.compile.check import (
+    cures,
+    flow,
+    forms,
+    hazards,
+    instructions,
+    matrix,
+    pending,
+    resources,
+    rules,
+    scalars,
+    scan,
+)
 from rocm_wheels.compile.check.cures import Finding, cured
 from rocm_wheels.compile.check.instructions import Kernel, kernels
 from rocm_wheels.errors import CompileFailed
@@ -34,7 +46,20 @@ class Report:
 
 def modules() -> tuple[ModuleType, ...]:
     """The modules with the code of the check. Their sources are part of the key of each code object."""
-    here = (sys.modules[__name__], cures, hazards, instructions, matrix, resources, rules, scalars, scan)
+    here = (
+        sys.modules[__name__],
+        cures,
+        flow,
+        forms,
+        hazards,
+        instructions,
+        matrix,
+        pending,
+        resources,
+        rules,
+        scalars,
+        scan,
+    )
     return (*here, *(sources.module(f"kernels.{name}") for name in ("vopd", "pairing", "targets")))
 
 
@@ -60,6 +85,7 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
         after = before if not any(found.values()) else list(kernels(text))
         left = [str(one) for kernel in after if after is not before for one in _findings(kernel, target)]
         left += [problem for kernel in after for problem in resources.findings(kernel, target)]
+        left += [problem for kernel in after for problem in forms.findings(kernel, target)]
         left += [f"{line} ({vopd.RULE})" for line in (vopd.conflicts(text) if pairs else ())]
     except ValueError as error:
         raise CompileFailed(f"{where}: {error}") from error
@@ -70,5 +96,5 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
 
 
 def _findings(kernel: Kernel, target: str) -> list[Finding]:
-    found = scan.findings(kernel, target)
+    found = scan.findings(kernel, target) + pending.findings(kernel, target)
     return found + scalars.findings(kernel) if "sgpr_rewrite" in hazards.of(target) else found
