@@ -23,9 +23,10 @@ flash_attn.sdpa.aten. Nothing is active by an import alone.
 from __future__ import annotations
 
 from flash_attn.sdpa import aten
+from flash_attn.sdpa.attention import attention_or_reason
 from flash_attn.sdpa.report import Report, sdpa_report
 from flash_attn.sdpa.switch import Active, use_for_sdpa
 
-__all__ = ["Active", "Report", "sdpa_report", "use_for_sdpa"]
+__all__ = ["Active", "Report", "attention_or_reason", "sdpa_report", "use_for_sdpa"]
 
 aten.register()

@@ -13,6 +13,7 @@ from flash_attn.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM
 from flash_attn.autograd import attend, differentiable
 from flash_attn.calls import AttentionCall, Options
 from flash_attn.flash_attn_interface import flash_attn_func
+from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.modes import is_stand_in
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -103,6 +104,30 @@ def _reason_of_mask(
     if not all(size == 1 or size == full for size, full in zip(sizes, wanted, strict=True)):
         return "attn_mask: a shape that does not broadcast to the scores"
     return None
+
+
+def attention_or_reason(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | str:
+    """The result of SDPA by these kernels, or the reason why they cannot serve the call.
+
+    The arguments are those of torch.nn.functional.scaled_dot_product_attention. Counts nothing.
+    """
+    reason = reason_to_pass_on(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, scale)
+    if reason is not None:
+        return reason
+    try:
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    except (KernelError, NotImplementedError) as error:
+        return f"no kernel: {error}"
 
 
 def attention(

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa import attention as kernels
 from flash_attn.sdpa import compiled, modes
 from flash_attn.sdpa.report import count_passed_on, count_served
@@ -69,18 +68,15 @@ def _kernel(
     if not counted:
         compiled.guard()
     if active or (recorder is not None and _recorded.get(recorder, 0) > 0):
-        reason = kernels.reason_to_pass_on(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, scale)
-        if reason is None:
-            try:
-                out = kernels.attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
-            except (KernelError, NotImplementedError) as error:
-                reason = f"no kernel: {error}"
-            else:
-                if counted:
-                    count_served()
-                return out
+        out = kernels.attention_or_reason(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        if not isinstance(out, str):
+            if counted:
+                count_served()
+            return out
         if counted:
-            count_passed_on(reason)
+            count_passed_on(out)
     return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 

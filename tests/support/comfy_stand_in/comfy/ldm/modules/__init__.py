@@ -1,0 +1,1 @@
+"""Parts of models of the stand-in."""
