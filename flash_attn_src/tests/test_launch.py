@@ -229,14 +229,15 @@ def test_the_jit_names_no_option_that_the_installed_triton_lacks(monkeypatch: py
     switches._names.cache_clear()
     monkeypatch.undo()
     # The pinned Triton has every option of the tables. The JIT leaves out what the compile stage has to look at, and
-    # `dk_apart`, which is a constant of the kernel.
+    # `dk_apart` and `lazy_rescale`, which are constants of the kernel.
     for target in targets.TARGETS:
         for variant in table(target):
             options = launches.specification(variant, target).options
-            for name in ("async_copy", "wave_priorities", switches.DK_APART):
+            for name in ("async_copy", "wave_priorities", switches.DK_APART, switches.LAZY_RESCALE):
                 options.pop(name, None)
             assert switches.known(options, targets.get(target).vendor) == options
-    asked = {"async_copy": 1, "in_thread_transpose": 1, "wave_priorities": 1, switches.DK_APART: 1}
+    forms = dict.fromkeys((switches.DK_APART, switches.LAZY_RESCALE), 1)
+    asked = {"async_copy": 1, "in_thread_transpose": 1, "wave_priorities": 1, **forms}
     assert switches.known(asked, "amd") == {"in_thread_transpose": 1}
     with switches.switched(asked) as left:
         assert left == {}

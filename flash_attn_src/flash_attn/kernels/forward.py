@@ -24,6 +24,7 @@ from flash_attn.kernels.common import (
 )
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
 from flash_attn.kernels.groups import Bounds, Pages, Rows, ScoreMod, Scores, Tile
+from flash_attn.kernels.lazy_rescale import HEADROOM, grown, scale_rows
 from flash_attn.kernels.scores import add_sink, apply_mask, join_sinks, load_bias, load_sinks, load_slope, modified
 from flash_attn.kernels.tiles import (
     PAGE_PER_BLOCK,
@@ -43,13 +44,16 @@ from flash_attn.kernels.tiles import (
 
 @triton.jit
 def _weights(
-    b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK: tl.constexpr, MOD, NUM_PARTIAL_SUMS: tl.constexpr,
-    WEIGHT_SHIFT: tl.constexpr,
+    b_acc, b_acc_tail, b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK: tl.constexpr, MOD,
+    NUM_PARTIAL_SUMS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr, LAZY_RESCALE: tl.constexpr,
 ):  # fmt: skip
-    """(weights of the keys, factor of the accumulators, new maximum, new sums of weights) of a tile of scores.
+    """(weights of the keys, factor of the accumulators, new maximum, new sums of weights, accumulators) of a tile of
+    scores.
 
     The maximum is in the units of exp2, with a bias in natural units: see `scores.load_bias`.
     Weights and their sums are 2 ** WEIGHT_SHIFT times as large as a softmax has them.
+    LAZY_RESCALE: the accumulators come back scaled, because a branch before the exponentials costs least. Otherwise
+    the caller scales them.
     """
     IS_RAW: tl.constexpr = (MOD.SCORE_MOD == "plain" or MOD.SCORE_MOD == "dropout") or MOD.SCORE_MOD == "sink"
     IS_SCALED: tl.constexpr = not (IS_RAW or MOD.SCORE_MOD == "blocks")
@@ -65,10 +69,19 @@ def _weights(
     if not IS_SCALED:
         c = scores.scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
         b_top, b_s = b_top * c, b_s * c
-    b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
+    if LAZY_RESCALE:
+        tl.static_assert(WEIGHT_SHIFT == 0, "enlarged weights in fp16 leave no headroom for a lazy rescale")
+        b_m_new = grown(b_m, b_top, HEADROOM * LN2 if NATURAL else HEADROOM)  # [BLOCK_M]
+    else:
+        b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
     UNSEEN: tl.constexpr = USE_MASK or NATURAL
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
+    if LAZY_RESCALE:
+        b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E) if NATURAL else tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
+        b_acc = scale_rows(b_acc, b_alpha, LAZY_RESCALE)
+        if b_acc_tail.shape[1] != b_acc.shape[1]:  # otherwise there is no tail, and the pair holds one tile twice
+            b_acc_tail = scale_rows(b_acc_tail, b_alpha, LAZY_RESCALE)
     if NATURAL:
         b_p = tl.exp2(shifted((b_s - b_m_sub[:, None]) * LOG2E, -WEIGHT_SHIFT))  # [BLOCK_M, BLOCK_N]
         b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
@@ -82,7 +95,7 @@ def _weights(
         LANE: tl.constexpr = NUM_PARTIAL_SUMS // 2
         b_parts = tl.reshape(b_p, (b_p.shape[0], b_p.shape[1] // 8, 2, 4 // LANE, LANE))
         b_l = b_l * b_alpha[:, None, None] + tl.sum(tl.sum(b_parts, 1), 2)  # [BLOCK_M, 2, LANE]
-    return b_p, b_alpha, b_m_new, b_l
+    return b_p, b_alpha, b_m_new, b_l, b_acc, b_acc_tail
 
 
 @triton.jit
@@ -100,6 +113,7 @@ def _attend_block(
     b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, q, k, v, n, first, pos_m, bounds, page, pages, scores,
     TILE, USE_MASK: tl.constexpr, MOD, PAGE_MODE: tl.constexpr, ROUND_HALF_UP: tl.constexpr,
     BREAK_DOT_CHAIN: tl.constexpr, NUM_PARTIAL_SUMS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    LAZY_RESCALE: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
@@ -146,19 +160,22 @@ def _attend_block(
         )
     if BREAK_DOT_CHAIN:
         if n < bounds.seqlen_k:
-            b_p, b_alpha, b_m_new, b_l = _weights(
-                b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD, NUM_PARTIAL_SUMS, WEIGHT_SHIFT
-            )
+            b_p, b_alpha, b_m_new, b_l, _, _ = _weights(
+                b_acc, b_acc_tail, b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD,
+                NUM_PARTIAL_SUMS, WEIGHT_SHIFT, 0,
+            )  # fmt: skip
             b_p = b_p.to(b_v.dtype)
         else:
             b_p, b_alpha, b_m_new = b_s.to(b_v.dtype), b_m, b_m
     else:
-        b_p, b_alpha, b_m_new, b_l = _weights(
-            b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD, NUM_PARTIAL_SUMS, WEIGHT_SHIFT
-        )
-    b_acc = b_acc * b_alpha[:, None]
-    if TILE.BLOCK_V_TAIL:
-        b_acc_tail = b_acc_tail * b_alpha[:, None]
+        b_p, b_alpha, b_m_new, b_l, b_acc, b_acc_tail = _weights(
+            b_acc, b_acc_tail, b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD,
+            NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE,
+        )  # fmt: skip
+    if not LAZY_RESCALE:
+        b_acc = b_acc * b_alpha[:, None]
+        if TILE.BLOCK_V_TAIL:
+            b_acc_tail = b_acc_tail * b_alpha[:, None]
     if MOD.SCORE_MOD == "dropout" or MOD.SCORE_MOD == "any":
         if MOD.SCORE_MOD == "dropout" or scores.p_dropout > 0.0:
             b_keep = keep_mask(  # [BLOCK_M, BLOCK_N]
@@ -187,7 +204,7 @@ def attn_fwd(
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     PAGE_MODE: tl.constexpr, NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
     USE_ANCHOR_DOT: tl.constexpr, BREAK_DOT_CHAIN: tl.constexpr, ASYNC_COPY: tl.constexpr,
-    NUM_PARTIAL_SUMS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    NUM_PARTIAL_SUMS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr, LAZY_RESCALE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -198,7 +215,8 @@ def attn_fwd(
     crosses a page and nothing pads the left.
     NUM_PARTIAL_SUMS: how many sums of weights the loops keep for a row: 1, or 4 or 8 in the lanes that hold its scores.
     With partial sums a step adds no long chain of weights, and no lane needs the sum of another lane.
-    WEIGHT_SHIFT: see `common.shifted`.
+    WEIGHT_SHIFT: see `common.shifted`. LAZY_RESCALE: the threads of a program that scales its accumulators as
+    `lazy_rescale` says, 0 where it scales them for each block.
     VALUE_DIM: the head dim of v and out, 0 where it is the one of q and k.
     SCORE_MOD: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias
     and its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
@@ -315,7 +333,7 @@ def attn_fwd(
             rows_k, rows_v, n, first, pos_m, bounds, page, pages, scores,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
             ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE, ROUND_HALF_UP, BREAK_DOT_CHAIN,
-            NUM_PARTIAL_SUMS, WEIGHT_SHIFT,
+            NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE,
         )  # fmt: skip
         page = next_page
     if PAGE_MODE != PAGE_PER_KEY and BLOCK_K >= BLOCK_D + BLOCK_D_TAIL:
@@ -340,7 +358,7 @@ def attn_fwd(
             rows_k, rows_v, n, first, pos_m, bounds, page, pages, scores,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
             ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE, ROUND_HALF_UP, BREAK_DOT_CHAIN,
-            NUM_PARTIAL_SUMS, WEIGHT_SHIFT,
+            NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE,
         )  # fmt: skip
 
     if NUM_PARTIAL_SUMS > 1:

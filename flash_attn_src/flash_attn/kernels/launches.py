@@ -106,6 +106,9 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     ),
     "USE_PEELING": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
     "DK_APART": lambda _variant, _gpu, config: switches.DK_APART in dict(config.options),
+    "LAZY_RESCALE": lambda _variant, gpu, config: (
+        config.num_warps * gpu.wavefront if switches.LAZY_RESCALE in dict(config.options) else 0
+    ),
     "ASYNC_COPY": lambda _variant, _gpu, config: "async_copy" in dict(config.options),
     "DROPOUT_BITS_SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
     # Triton 3.7.1 converts to FP8 by integer arithmetic on gfx12, and casts fp32 to fp16 one by one on gfx942.

@@ -59,7 +59,7 @@ _FORWARD = Operation(
         **_SCORES,
     },
     aligned=("q", "k", "v", "out", "lse"),
-    constants=(*_TILE, "BREAK_DOT_CHAIN", "ASYNC_COPY", "NUM_PARTIAL_SUMS", "WEIGHT_SHIFT"),
+    constants=(*_TILE, "BREAK_DOT_CHAIN", "ASYNC_COPY", "NUM_PARTIAL_SUMS", "WEIGHT_SHIFT", "LAZY_RESCALE"),
     fixed={"PAGE_MODE": 0},
     kinds=FORWARD_KINDS,
     fp32_kinds=("plain", "bias", "any"),

@@ -18,8 +18,8 @@ _SWITCHES = {"in_thread_transpose": "use_in_thread_transpose", "async_copy": "us
 # the assembly, and no option of Triton.
 WAVE_PRIORITIES = "wave_priorities"
 _AHEAD_OF_TIME = frozenset({"async_copy", WAVE_PRIORITIES})
-# A form of the source, no option of Triton: `backward_dkdv.attn_bwd_dkdv`.
-DK_APART = "dk_apart"
+# Forms of the source, no options of Triton: `backward_dkdv.attn_bwd_dkdv`, `lazy_rescale`.
+DK_APART, LAZY_RESCALE = "dk_apart", "lazy_rescale"
 # Vendor -> the class in Triton's backend whose fields are the options that a launch may name.
 _CLASSES = {"amd": "HIPOptions", "nvidia": "CUDAOptions"}
 
@@ -45,7 +45,7 @@ def switched(options: Mapping[str, int | str]) -> Iterator[dict[str, int | str]]
 
     A Triton without a switch (older than 3.4 has none) compiles the same results with slower code.
     """
-    left = {name: value for name, value in options.items() if name not in (WAVE_PRIORITIES, DK_APART)}
+    left = {name: value for name, value in options.items() if name not in (WAVE_PRIORITIES, DK_APART, LAZY_RESCALE)}
     asked = [knob for name, knob in _SWITCHES.items() if left.pop(name, 0)]
     try:
         from triton import knobs
