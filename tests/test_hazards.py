@@ -517,8 +517,53 @@ def test_gfx101_needs_no_wait(code: str) -> None:
     assert pending.findings(kernel(code, "gfx1010"), "gfx1010") == []
 
 
+TRANSLATED = "memory access reads register, overwritten before its address is translated"
+LOAD_1250, STORE_1250 = "global_load_b32 v1, v[2:3], off", "global_store_b32 v[2:3], v4, off"
+SCALAR_1250 = "s_load_b64 s[4:5], s[0:1], 0x0"
+
+
+@pytest.mark.parametrize(
+    ("code", "late"),
+    [
+        (f"{LOAD_1250}\nv_mov_b32_e32 v3, 0", "v_mov_b32_e32 v3, 0"),
+        (f"{STORE_1250}\nv_mov_b32_e32 v4, 0", "v_mov_b32_e32 v4, 0"),
+        (f"{STORE_1250}\ns_or_b32 exec_lo, exec_lo, s1", "s_or_b32 exec_lo, exec_lo, s1"),
+        (f"{SCALAR_1250}\ns_mov_b32 s0, 0", "s_mov_b32 s0, 0"),
+        (f"{LOAD_1250}\ns_wait_kmcnt 0x0\nds_load_b32 v2, v9", "ds_load_b32 v2, v9"),
+        (f".L1:\nv_add_nc_u32_e32 v2, 4, v2\n{STORE_1250}\ns_cbranch_scc1 .L1", "v_add_nc_u32_e32 v2, 4, v2"),
+        # A wait for scalar loads is none for the vector load of the other path.
+        (
+            f"{SCALAR_1250}\ns_cbranch_scc1 .L1\nglobal_load_b32 v1, v2, s[0:1]\n.L1:\n"
+            "s_wait_kmcnt 0x0\ns_mov_b32 s0, 0",
+            "s_mov_b32 s0, 0",
+        ),
+    ],
+)
+def test_gfx1250_waits_for_the_translation_of_addresses(code: str, late: str) -> None:
+    cured, report = stage.checked(text(code, "gfx1250"), "gfx1250", "it")
+    assert {rule.partition(";")[0]: number for rule, number in report.found.items()} == {TRANSLATED: 1}
+    assert f"\ts_wait_xcnt 0x0\n\t{late}\n" in cured
+    assert stage.checked(cured, "gfx1250", "it")[1].found == {}
+    assert stage.checked(text(code, "gfx1201"), "gfx1201", "it")[1].found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{LOAD_1250}\ns_wait_loadcnt 0x0\nv_mov_b32_e32 v3, 0",
+        f"{LOAD_1250}\nglobal_load_b32 v2, v[4:5], off",  # vector accesses are translated in order
+        f"{LOAD_1250}\n{SCALAR_1250}\nv_mov_b32_e32 v3, 0",  # the hardware waits between the two kinds
+        f"{SCALAR_1250}\ns_wait_kmcnt 0x0\ns_mov_b32 s0, 0",
+        f"{LOAD_1250}\nv_mov_b32_e32 v9, v3",
+    ],
+)
+def test_gfx1250_needs_no_wait_for_translation(code: str) -> None:
+    assert pending.findings(kernel(code, "gfx1250"), "gfx1250") == []
+
+
 def test_every_wait_and_form_is_planted() -> None:
-    assert all(any(rule.name.startswith(name) for name, *_ in WITHOUT_WAIT) for rule in pending.RULES)
+    planted_waits = (TRANSLATED, *(name for name, *_ in WITHOUT_WAIT))
+    assert all(rule.name.startswith(planted_waits) for rule in pending.RULES)
     assert all(any(form.source in planted for *_, planted in WRONG_FORMS) for form in forms.FORMS)
 
 

@@ -21,7 +21,7 @@ ERRATA = ("flushes_subnormals", "vopd_hazard")
 Hazard = Literal[
     "gfx9", "gfx940", "mfma", "mfma_gfx908", "gfx950",  # CDNA
     "gfx10", "gfx101", "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite",  # RDNA
-    "wmma_coexecution", "vopd3",  # gfx1250
+    "wmma_coexecution", "vopd3", "xcnt",  # gfx1250
 ]  # fmt: skip
 
 
@@ -190,7 +190,7 @@ TARGETS: dict[str, Target] = {
     **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX103, made_for="gfx1030"),
     **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
     **_rows(_RDNA4, "gfx12-generic", hazards=_GFX120, made_for="gfx1201"),
-    **_rows(_RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3"), shared_memory=320 * KIB, registers=1024),
+    **_rows(_RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3", "xcnt"), shared_memory=320 * KIB, registers=1024),
     **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv", matrix_unit="wgmma"),
 }  # fmt: skip
 _CUDA = re.compile(r"sm_[1-9]\d{1,2}")

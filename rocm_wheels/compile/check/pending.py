@@ -116,7 +116,34 @@ def _other_access(one: Instruction) -> int:
     return {_LDS: _VMEM_BRANCH, _VMEM: _LDS_BRANCH}.get(_kind_of_access(one), 0)
 
 
+# Flags beside the registers of accesses whose addresses are not translated: the accesses are scalar, or vector ones.
+# The hardware waits by itself between the two kinds.
+_SCALAR_KIND, _VECTOR_KIND = 1 << isa.SCALARS + 200, 1 << isa.SCALARS + 201
+
+
+def _after_translation(one: Instruction, pending: int) -> int:
+    """The registers of accesses that XNACK may replay. A wait for some of the accesses is taken for a wait for all."""
+    if one.mnemonic.startswith("s_wait_xcnt") or one.mnemonic == "s_wait_idle":
+        return 0
+    if one.mnemonic.startswith("s_wait_loadcnt"):
+        return pending if pending & _SCALAR_KIND else 0
+    if one.mnemonic == "s_wait_kmcnt" and one.text.split()[-1] in ("0", "0x0"):
+        return pending if pending & _VECTOR_KIND else 0
+    if one.kinds & isa.SMEM:
+        return (0 if pending & _VECTOR_KIND else pending) | one.reads | _SCALAR_KIND
+    if one.kinds & isa.VMEM and one.reads:
+        # Vector accesses are translated in order.
+        older = 0 if pending & _SCALAR_KIND or one.writes & pending else pending
+        return older | one.reads | isa.EXEC | _VECTOR_KIND
+    return pending
+
+
 RULES = (
+    Rule(
+        name="memory access reads register, overwritten before its address is translated",
+        source="LLVM SIInsertWaitcnts, X_CNT", hazards=("xcnt",), after=_after_translation,
+        breaks=lambda one: 0 if one.kinds & isa.VMEM else one.writes, cure="s_wait_xcnt 0x0",
+    ),
     Rule(
         name="VMEM or LDS reads scalar register, SALU or SMEM overwrites it",
         source="LLVM fixVMEMtoScalarWriteHazards; EXEC by s_and_saveexec: Mesa aco_insert_NOPs",
