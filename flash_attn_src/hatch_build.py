@@ -70,6 +70,9 @@ def _versions() -> Any:
         return versions.load()
 
 
+_OF_LINUX = "Operating System :: POSIX :: Linux"
+
+
 def _platform(name: str) -> Any:
     """The row of rocm_wheels.matrix.platforms. Exits for another name."""
     with _plain_errors():
@@ -170,6 +173,9 @@ class MetadataHook(MetadataHookInterface):
                 "it takes letters and digits, with dots between them"
             ) from None
         metadata["version"] = request.full_version
+        if request.platform == "windows":
+            classifiers = metadata["classifiers"]
+            classifiers[classifiers.index(_OF_LINUX)] = "Operating System :: Microsoft :: Windows"
         metadata["dependencies"] = request.requires
         metadata["urls"] = {"Upstream": "https://github.com/Dao-AILab/flash-attention"}
         if repository := os.environ.get("FLASH_ATTN_REPOSITORY"):

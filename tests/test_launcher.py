@@ -140,7 +140,7 @@ class TestBind:
         said = run_code(built, "_launcher.bind('hip')")
         assert said == (
             "flash_attn._launcher.DriverError: "
-            "no HIP runtime is loaded in this process: import a ROCm build of torch first"
+            "no HIP runtime is loaded in this process: torch is not imported, or is not a build for ROCm"
         )
 
     def test_returns_the_real_path(self, built: Built, tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_its_contents(wheel: Path, library: Path) -> None:
     info = "flash_attn-2.8.3+rocm.dist-info"
     assert b"Tag: cp310-abi3-win_amd64\n" in members[f"{info}/WHEEL"]
     assert b"Requires-Dist: torch" not in members[f"{info}/METADATA"]
+    assert b"Operating System :: Microsoft :: Windows" in members[f"{info}/METADATA"]
+    assert b"POSIX" not in members[f"{info}/METADATA"]
     assert json.loads(members["flash_attn/_build_info.json"])["backend"] == "triton"
     bill = json.loads(members[f"{info}/sboms/flash_attn.cdx.json"])
     assert [tool["name"] for tool in bill["metadata"]["tools"]["components"]] == ["triton", "ziglang"]

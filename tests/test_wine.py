@@ -40,12 +40,14 @@ __declspec(dllexport) int torch_devices(int *count) { return hipGetDeviceCount(c
 
 @dataclass(frozen=True)
 class Built:
-    """The launcher in `modules`, a driver, and another driver with the torch library that imports it."""
+    """The launcher in `modules`, a driver, another driver with the torch library that imports it, and a third driver of
+    the same name."""
 
     modules: Path
     hip: Path
     other: Path
     torch: Path
+    system32: Path
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     (root / "c10.c").write_text(_C10 + wine.ENTRY)
     (root / "amdhip64_7.def").write_text("LIBRARY amdhip64_7.dll\nEXPORTS\n  hipGetDeviceCount\n")
     torch = wine.compile_library(folder / "c10_hip.dll", "c10.c", folder=root, imports=(root / "amdhip64_7.def",))
-    return Built(modules=root / "modules", hip=hip, other=other, torch=torch)
+    system32 = root / "system32" / other.name
+    system32.parent.mkdir()
+    system32.write_bytes(other.read_bytes() + b"another release")
+    return Built(modules=root / "modules", hip=hip, other=other, torch=torch, system32=system32)
 
 
 def test_the_cases_of_the_launcher(built: Built) -> None:
@@ -118,11 +123,13 @@ print(_launcher.devices())
     paths = [wine.windows(path) for path in (built.hip, built.other, built.torch)]
     done = wine.run("-c", code, *paths, path=(built.modules,))
     none, two, bound, devices = done.stdout.splitlines()
-    assert none == "no HIP runtime is loaded in this process: import a ROCm build of torch first"
+    assert none == "no HIP runtime is loaded in this process: torch is not imported, or is not a build for ROCm"
     assert two.startswith("two HIP runtimes are loaded in this process")
     assert paths[0] in two
     assert paths[1] in two
-    assert two.endswith("import torch first: its c10_hip.dll names the runtime that torch uses")
+    assert two.endswith(
+        "c10_hip.dll, which names torch's own, is not loaded: torch is not imported, or is not a build for ROCm"
+    )
     assert bound.removeprefix("\\\\?\\") == paths[1]
     assert len(paths[1]) > 260
     assert devices == "2"
@@ -162,6 +169,9 @@ class MachineOfDoctor:
             return
         (directory / "torch").mkdir()
         (directory / "torch/__init__.py").write_bytes((SUPPORT / "torch_stand_in.py").read_bytes())
+        own = directory / "_rocm_sdk_core" / "bin"
+        own.mkdir(parents=True)
+        shutil.copyfile(built.other, own / built.other.name)
         facts = {
             "__version__": self.version, "debug": False, "cuda": self.cuda, "git_version": "0" * 40, "hip": self.hip,
             "rocm": None, "xpu": None, "GPUS": self.gpus,
@@ -172,6 +182,7 @@ class MachineOfDoctor:
 
 
 _RX_6800 = ("AMD Radeon RX 6800 XT", "gfx1030", 16368)
+_INSIDE = ("AMD Radeon(TM) Graphics", "gfx1036", 512)
 _AMD_TORCH = "torchaudio --index-url https://repo.amd.com/rocm/whl-multi-arch/`"
 MACHINES = {
     "none": MachineOfDoctor(
@@ -190,15 +201,33 @@ MACHINES = {
         says=("amdhip64_6.dll", "amdhip64_7.dll", "nothing is wrong"),
     ),
     "other-gpu": MachineOfDoctor(
+        version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(("RX 7800 XT", "gfx1101", 16368),), loads=("torch",),
+        says=(
+            "a GPU here is a gfx1101, the wheel is for gfx1030", "-m pip install triton-windows`",
+            "PYTORCH_ROCM_ARCH=gfx1101 ./build_rocm.sh 2.8.3 --platform windows",
+        ),
+    ),
+    "vega": MachineOfDoctor(
         version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(("AMD Radeon VII", "gfx906", 16368),), loads=("torch",),
-        says=("a GPU here is a gfx906, the wheel is for gfx1030", "-m pip install triton-windows`"),
+        says=("a GPU here is a gfx906, the wheel is for gfx1030", "no wheel has kernels for it"),
+    ),
+    "card-and-processor": MachineOfDoctor(
+        version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(_INSIDE, _RX_6800), loads=("torch",),
+        says=("GPU 0 is AMD Radeon(TM) Graphics, gfx1036", '`$env:HIP_VISIBLE_DEVICES = "1"` (PowerShell)'),
+    ),
+    "windows-runtime": MachineOfDoctor(
+        version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(_RX_6800,), loads=("system32", "torch"),
+        says=("torch uses ", "amdhip64_7.dll, which differs from its own ", "_rocm_sdk_core"),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "names",
-    [("none", "two-runtimes", "other-gpu"), pytest.param(("cuda", "cpu", "one-runtime"), marks=pytest.mark.long)],
+    [
+        ("none", "two-runtimes", "other-gpu", "card-and-processor", "windows-runtime"),
+        pytest.param(("cuda", "cpu", "one-runtime", "vega"), marks=pytest.mark.long),
+    ],
 )
 def test_the_doctor(names: tuple[str, ...], built: Built, installed: Path, tmp_path: Path) -> None:
     for name in names:
@@ -217,6 +246,7 @@ def test_the_doctor(names: tuple[str, ...], built: Built, installed: Path, tmp_p
         assert "targets         gfx1030" in text
         assert wine.windows(installed / "flash_attn") in text
         assert not re.search(r"Traceback|lacks|kfd|\b(sudo|export|unset)\b", text), text
+        assert ("differs" in text) == (name == "windows-runtime"), text
     for output in filter(None, map(outputs.get, ("one-runtime", "two-runtimes"))):
         (library,) = (line for line in output.splitlines() if line.startswith("library"))
         assert library.endswith("amdhip64_7.dll")  # torch's

@@ -61,6 +61,15 @@ def torch(version: str, hip: str | None = None, cuda: str | None = None, **answe
     return probed(torch={"version": version, "hip": hip, "cuda": cuda}, **answers)
 
 
+def common_pc(*gpus: str, **facts: Any) -> Facts:
+    """A PC with Windows, a wheel for gfx1101, and these GPUs in torch's order."""
+    devices = [{"name": name, "target": target, "memory_mib": 1} for name, target in map(PC_GPUS.get, gpus)]  # type: ignore[misc]
+    machine = torch("2.12.0+rocm7.14.0", "7.14.60850", devices=devices)
+    own = replace(UNIVERSAL, targets=("gfx1101",), repository="")
+    return replace(machine, windows=True, kfd=None, has_kfd=False, build=own, executable=r"C:\p\python.exe", **facts)
+
+
+PC_GPUS = {"card": ("Radeon RX 7800 XT", "gfx1101"), "inside": ("AMD Radeon(TM) Graphics", "gfx1036")}
 DENIED = replace(KFD, path="/dev/dri/renderD128", allowed=False)
 
 # trouble, a machine that has it, and the text that the doctor must print
@@ -92,11 +101,32 @@ CASES: list[tuple[str, Facts, str]] = [
         "`unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES`",
     ),
     ("no-device", probed(devices=[]), "dmesg"),
-    ("no-device-of-windows", replace(probed(devices=[]), kfd=None, has_kfd=False), "wsl --update"),
+    (
+        "no-device-of-windows",
+        replace(probed(devices=[]), kfd=None, has_kfd=False, rocdxg="/opt/rocm/lib/librocdxg.so"),
+        "wsl --update",
+    ),
     (
         "gpu-hidden",
         replace(probed(devices=[]), kfd=None, has_kfd=False, variables={"HIP_VISIBLE_DEVICES": "7"}),
         "torch sees no GPU, and HIP_VISIBLE_DEVICES=7 is set",
+    ),
+    ("no-device", replace(probed(devices=[]), variables={"HIP_VISIBLE_DEVICES": "0"}), "dmesg"),
+    (
+        "no-rocdxg",
+        replace(probed(devices=[]), kfd=None, has_kfd=False),
+        "ROCm/librocdxg/releases, then `export HSA_ENABLE_DXG_DETECTION=1`",
+    ),
+    (
+        "torch-runtime-in-wsl",
+        replace(
+            probed(devices=[]),
+            kfd=None,
+            has_kfd=False,
+            rocdxg="/opt/rocm/lib/librocdxg.so",
+            torch_runtime="/env/torch/lib/libhsa-runtime64.so",
+        ),
+        "rm /env/torch/lib/libhsa-runtime64.so* && cp /opt/rocm/lib/libhsa-runtime64.so.1 /env/torch/lib/lib",
     ),
     ("no-permission", replace(probed(devices=[]), kfd=replace(KFD, allowed=False)), "/dev/kfd (root:render 660)"),
     ("no-permission", replace(probed(devices=[]), render=(DENIED,)), "D128"),
@@ -129,8 +159,24 @@ CASES: list[tuple[str, Facts, str]] = [
     ),
     (
         "target-missing",
-        replace(probed(devices=[{"name": "Vega", "target": "gfx900", "memory_mib": 1}]), build=UNIVERSAL),
-        "git clone https://github.com/Owner/name && cd name && PYTORCH_ROCM_ARCH=gfx900 ./build_rocm.sh 2.8.3",
+        replace(probed(devices=[{"name": "RX 9070", "target": "gfx1201", "memory_mib": 1}]), build=UNIVERSAL),
+        "git clone https://github.com/Owner/name && cd name && PYTORCH_ROCM_ARCH=gfx1201 ./build_rocm.sh 2.8.3",
+    ),
+    (
+        "target-missing",
+        replace(probed(devices=[{"name": "Vega", "target": "gfx906", "memory_mib": 1}]), build=UNIVERSAL),
+        "Triton does not compile for gfx906, so no wheel has kernels for it.",
+    ),
+    ("another-gpu", common_pc("inside", "card"), "and GPU 1 is Radeon RX 7800 XT, gfx1101"),
+    (
+        "replaced-hip-runtime",
+        common_pc("card", replaced_hip=r"C:\env\_rocm_sdk_core\bin\amdhip64_7.dll"),
+        "/torch/lib/libamdhip64.so, which differs from its own",
+    ),
+    (
+        "variable-of-linux",
+        common_pc("card", variables={"ROCR_VISIBLE_DEVICES": "1"}),
+        "`Remove-Item Env:ROCR_VISIBLE_DEVICES` (PowerShell) or `set ROCR_VISIBLE_DEVICES=` (cmd)",
     ),
     (
         "triton-not-selected",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reference
@@ -18,6 +19,7 @@ from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant, table
 from flash_attn.runtime import device, jit
+from flash_attn.runtime.platform import windows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(DEVICE == "cuda" and jit.triton_problem() is not None, reason="the search needs Triton")
@@ -180,6 +182,39 @@ def test_results_that_cannot_be_saved_are_used(searching: Path) -> None:
     with pytest.warns(RuntimeWarning, match="cannot be saved .* set XDG_CACHE_HOME"):
         autotune._choose(("fwd",), _one_row(), tuple)
     autotune._choose(("fwd",), _one_row(), tuple)  # and is not searched for again
+
+
+@pytest.mark.usefixtures("searching", "untimed")
+def test_a_file_that_another_process_holds_keeps_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scanner of Windows holds it: the file is not empty, and must not be replaced by the one new entry."""
+    store = autotune._store(-1 if DEVICE == "cpu" else 0)
+    store.parent.mkdir(parents=True)
+    kept = {f"entry {number}": {"config": None, "milliseconds": 1.0} for number in range(40)}
+    store.write_text(json.dumps(kept))
+    tries, open_file = [], Path.open
+
+    def held(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self == store and len(tries) < 5:
+            tries.append(1)
+            raise PermissionError(13, "the process cannot access the file")
+        return open_file(self, *arguments, **options)
+
+    monkeypatch.setattr(autotune, "PLATFORM", windows.Windows())
+    monkeypatch.setattr(Path, "open", held)
+    autotune._choose(("fwd",), _one_row(), tuple)  # held for a short while
+    assert len(json.loads(store.read_text())) == 41
+    device.clear_kernels()
+    store.write_text(json.dumps(kept))
+    monkeypatch.setattr(windows, "_HELD_SECONDS", 0.05)
+    monkeypatch.setattr(Path, "open", lambda self, *a, **o: _refuse() if self == store else open_file(self, *a, **o))
+    with pytest.warns(RuntimeWarning, match=r"cannot be saved .*13.* close the program that holds the file"):
+        autotune._choose(("fwd",), _one_row(), tuple)
+    monkeypatch.setattr(Path, "open", open_file)
+    assert json.loads(store.read_text()) == kept
+
+
+def _refuse() -> Any:
+    raise PermissionError(13, "the process cannot access the file")
 
 
 @pytest.mark.usefixtures("searching")

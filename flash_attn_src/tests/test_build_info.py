@@ -121,13 +121,15 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
     told = info.backend_info()
     assert (told["targets"], told["device_targets"]) == (["gfx90a", "gfx942"], ["gfx1100", "gfx942"])
     assert (told["launcher"], told["torch"]["wheel"]) == ("libamdhip64.so", "2.5")
-    *_, target, backend, driver = told["problems"]
+    *_, backend, driver = told["problems"]
+    assert info._target_problems(WHEEL, told["device_targets"]) == []  # the wheel has kernels for another GPU
+    (target,) = info._target_problems(WHEEL, ["gfx1100"])
     assert target == (
         "a GPU here is a gfx1100, this wheel has kernels for gfx90a, gfx942, and its kernels cannot be compiled here "
         "(Triton is too old): `PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3` builds a wheel that has them"
     )
     monkeypatch.setattr(info.jit, "triton_problem", lambda: None)
-    (compiled,) = info._target_problems(WHEEL, told["device_targets"])
+    (compiled,) = info._target_problems(WHEEL, ["gfx1100"])
     assert "Triton compiles its kernels at their first call" in compiled
     radeon = build_info.BuildInfo(targets=("gfx1030",))
     (relative,) = info._target_problems(radeon, ["gfx1031"])

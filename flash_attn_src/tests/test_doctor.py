@@ -16,7 +16,21 @@ from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.runtime import environment
 from flash_attn.runtime.build_info import BuildInfo
-from made_up_machines import BUILD, CALL, CASES, DENIED, HEALTHY, KFD, LOGS, PIP_TORCH, PROBE, UNIVERSAL, probed, torch
+from made_up_machines import (
+    BUILD,
+    CALL,
+    CASES,
+    DENIED,
+    HEALTHY,
+    KFD,
+    LOGS,
+    PIP_TORCH,
+    PROBE,
+    UNIVERSAL,
+    common_pc,
+    probed,
+    torch,
+)  # fmt: skip
 
 _SOURCE = Path(__file__).resolve().parent.parent
 
@@ -73,6 +87,78 @@ def test_commands_of_windows() -> None:
     assert commands.commands(named)["reinstall"].endswith(" flash_attn-2.8.3+rocm-cp310-abi3-win_amd64.whl")
     assert commands.amd_index("2.15.0+rocm10.0.0") == "https://stable.repo.amd.com/rocm/whl-next/"
     assert commands.amd_index("2.12.0+rocm7.14.0") == commands.amd_index("2.9.0+rocmsdk20251116") == commands.AMD_INDEX
+
+
+_INSIDE = "AMD Radeon(TM) Graphics, gfx1036, 1 MiB, no kernels in this wheel"
+
+
+def test_a_processor_with_a_gpu_beside_the_card() -> None:
+    """An RX 7800 XT and a Ryzen, with a wheel for the card. No remedy selects the GPU inside the processor."""
+    assert findings.examine(common_pc("card", "inside")) == []
+    page = doctor.report(common_pc("card", "inside"))
+    assert "Radeon RX 7800 XT, gfx1101, 1 MiB\n" in page
+    assert _INSIDE in page
+    assert commands.commands(common_pc("inside", "card"))["torch"].count("device-gfx1101") == 2  # not gfx1036
+    for variables, number in (
+        ({}, "1"), ({"HIP_VISIBLE_DEVICES": "1,0"}, "0"), ({"CUDA_VISIBLE_DEVICES": "2, 3"}, "3"),
+    ):  # fmt: skip
+        (finding,) = findings.examine(common_pc("inside", "card", variables=variables))
+        assert finding.key == "another-gpu"
+        assert f'`$env:HIP_VISIBLE_DEVICES = "{number}"` (PowerShell)' in finding.remedy
+    # The one GPU that torch sees is the wrong one: a variable may hide the other, and there is no number to name.
+    for variables, keys in (
+        ({"HIP_VISIBLE_DEVICES": "0"}, ["gpu-hidden", "target-missing"]), ({}, ["target-missing"]),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, ["target-missing", "variable-of-linux"]),
+    ):  # fmt: skip
+        found = findings.examine(common_pc("inside", variables=variables))
+        assert [finding.key for finding in found] == keys
+        assert not any("HIP_VISIBLE_DEVICES = " in finding.remedy for finding in found)
+    assert found[0].what == "a GPU here is a gfx1036, the wheel is for gfx1101"
+
+
+def test_the_number_of_the_first_gpu_hides_nothing() -> None:
+    for variables in ({}, {"HIP_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "0,1"}, {"ROCR_VISIBLE_DEVICES": "5"}):
+        keys = [finding.key for finding in findings.examine(common_pc(variables=variables))]
+        assert keys[0] == "no-device-of-windows", variables
+    for variables in ({"HIP_VISIBLE_DEVICES": "1"}, {"HIP_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}):
+        (finding,) = findings.examine(common_pc(variables=variables))
+        assert finding.key == "gpu-hidden", variables
+    ours = replace(probed(devices=[]), variables={"ROCR_VISIBLE_DEVICES": "5"})
+    assert [finding.key for finding in findings.examine(ours)] == ["gpu-hidden"]  # Linux reads it
+
+
+def test_the_call_is_judged_on_the_gpu_of_the_wheel() -> None:
+    """torch has kernels for the card alone."""
+    broken = common_pc("inside", "card")
+    broken = replace(broken, probe={**broken.probe, "call": None, "error": "HIP error: invalid device function"})
+    assert [finding.key for finding in findings.examine(broken)] == ["another-gpu", "torch-lacks-gpu"]
+    assert "no kernels for gfx1101" in findings.examine(broken)[1].what.replace("torch 2.12.0+rocm7.14.0 has ", "")
+
+
+def test_wsl_has_the_log_of_windows() -> None:
+    failed = probed(call=None, error="RuntimeError: no")
+    wsl = replace(failed, kfd=None, has_kfd=False, dxg=replace(KFD, path="/dev/dxg", group="root", mode="666"))
+    (finding,) = findings.examine(wsl)
+    assert "dmesg" not in finding.remedy
+    assert "in PowerShell: `wevtutil qe System" in finding.remedy
+    assert "/dev/dxg        root:root 666, allowed" in doctor.report(wsl)
+    assert "`sudo dmesg | grep amdgpu` may have one" in findings.examine(failed)[0].remedy
+    (finding,) = findings.examine(replace(wsl, windows=True, dxg=None))
+    assert "may have one: `wevtutil" in finding.remedy
+
+
+def test_what_a_user_of_windows_is_told_to_install_for_triton() -> None:
+    machine = common_pc("inside", tritons={})
+    python = r"C:\p\python.exe -m pip install"
+    told = commands.commands(machine)["kernels"]
+    assert "on Linux or in WSL: `PYTORCH_ROCM_ARCH=gfx1036 ./build_rocm.sh 2.8.3 --platform windows`" in told
+    assert told.endswith(f"Install it: `{python} triton-windows`.")
+    told = commands.commands(replace(machine, torch_triton="triton==3.7.1"))["kernels"]
+    assert told.endswith(f'`{python} "triton==3.7.1" --index-url https://repo.amd.com/rocm/whl-multi-arch/`.')
+    # AMD's own Triton is there, and triton-windows would be a second one.
+    assert "Install it" not in commands.commands(replace(machine, tritons={"triton": "3.7.1"}))["kernels"]
+    vega = {**machine.probe, "devices": [{"name": "Radeon VII", "target": "gfx906", "memory_mib": 1}]}
+    assert "build_rocm" not in commands.commands(replace(machine, probe=vega))["kernels"]
 
 
 def test_two_runtimes_are_no_trouble_on_windows_where_torch_names_one() -> None:

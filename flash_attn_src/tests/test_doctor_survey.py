@@ -121,7 +121,7 @@ def test_the_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_output_of_a_crashed_probe_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'print(\'{"torch": 1}\', flush=True); print("{", end="", flush=True); import os; os.kill(os.getpid(), 9)'
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    assert survey.run_probe() == ({"torch": 1}, "ended with signal 9")
+    assert survey.run_probe() == ({"torch": 1}, "ended with signal 9 (SIGKILL)")
     text = """import os
 os.write(1, b'Welcome\\n3\\n{2 users}\\n{"torch": 1}\\n')
 os.write(2, b"a warning\\ncaf\\xe9 driver\\n")

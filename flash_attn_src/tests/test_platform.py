@@ -97,7 +97,7 @@ def test_windows_waits_for_the_readers_of_a_file(tmp_path: Path, monkeypatch: py
     assert target.exists()
 
     opened.set()
-    monkeypatch.setattr("flash_attn.runtime.platform.windows._REPLACE_SECONDS", 0.1)
+    monkeypatch.setattr("flash_attn.runtime.platform.windows._HELD_SECONDS", 0.1)
     started = time.monotonic()
     with pytest.raises(PermissionError):
         Windows().replace(target, source)

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
@@ -20,6 +21,7 @@ from typing import Any
 import flash_attn
 import pytest
 import torch
+from flash_attn.diagnosis import endings
 from flash_attn.diagnosis.selftest import attention, cases, checks, command, layers, properties, report, wheel, worker
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import build_info, device
@@ -331,7 +333,7 @@ echo '{line}'
     lines, trouble = command.run("cpu")
     assert [each["ok"] for each in lines] == [True, False, True, True]
     assert lines[1]["check"] == planned[1].name
-    assert lines[1]["failure"] == "the process ended with signal 11: .../x.cpp: memory access fault"
+    assert lines[1]["failure"] == "the process ended with signal 11 (SIGSEGV): .../x.cpp: memory access fault"
     assert trouble == ""
 
 
@@ -345,9 +347,29 @@ def test_three_ends_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_silent_step_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "steps", lambda *_: worker.steps(True, 2)[:1])
     monkeypatch.setattr(command, "_SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(command.sys, "executable", _python(tmp_path, "exec sleep 60"))
+    monkeypatch.setattr(command.sys, "executable", _python(tmp_path, "sleep 60"))  # a child
+    started = time.monotonic()
     lines, _ = command.run("cpu")
     assert lines[0]["failure"] == "it printed nothing for 0.5 s"
+    assert time.monotonic() - started < 30
+
+
+def test_a_child_of_a_dead_worker_does_not_delay_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's compiler, for example. The child keeps the pipes open."""
+    monkeypatch.setattr(command, "steps", lambda *_: worker.steps(True, 2)[:1])
+    monkeypatch.setattr(command.sys, "executable", _python(tmp_path, "sleep 60 &\nkill -11 $$"))
+    started = time.monotonic()
+    lines, _ = command.run("cpu")
+    assert lines[0]["failure"] == "the process ended with signal 11 (SIGSEGV)"
+    assert time.monotonic() - started < 30
+
+
+def test_how_a_process_ended() -> None:
+    assert endings.ending(-9) == "signal 9 (SIGKILL)"
+    assert endings.ending(-99) == "signal 99"
+    assert endings.ending(3221225477) == "0xC0000005 (access violation)"
+    assert endings.ending(0xC0000142) == "0xC0000142"
+    assert endings.ending(3) == "exit code 3"
 
 
 def test_no_step_begins_after_its_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

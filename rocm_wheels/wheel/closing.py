@@ -79,8 +79,15 @@ def facts(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
         f"verdict  {wheel}{VERDICT}",
         f"python   {python}",
         f"torch    {torch}",
-        *(f"beside   pip install {shlex.quote(str(path))}  # {_module(path)}" for path in beside),
+        *(f"beside   {_beside(plan, path)}  # {_module(path)}" for path in beside),
     ]
+
+
+def _beside(plan: Plan, path: Path) -> str:
+    """How another wheel of the build is installed: from here, or from where it is copied to."""
+    if plan.platform != DEFAULT:
+        return f'python -m pip install "{path.name}"'
+    return f"pip install {shlex.quote(str(path))}"
 
 
 def installation(plan: Plan, wheel: Path, env: Mapping[str, str] = os.environ) -> list[str]:

@@ -17,5 +17,7 @@ packages = os.environ["PYTHONPATH"]
 for machine in machines:
     # The doctor looks at torch in a process of its own.
     os.environ["PYTHONPATH"] = os.pathsep.join((machine, packages))
+    sys.path.insert(0, machine)
     print(f"== {Path(machine).name}", flush=True)
     print(doctor.main([]), flush=True)
+    sys.path.remove(machine)

@@ -78,6 +78,15 @@ torch.autograd.Function = type("Function", (_Apply,), {})  # type: ignore[assign
 torch.cuda.is_available = lambda: bool(_gpus)
 torch.cuda.device_count = lambda: len(_gpus)
 torch.cuda.get_device_properties = _gpus.__getitem__  # type: ignore[assignment]
-# The kernel of torch that the doctor launches, which doubles eight ones.
-ones = lambda *_, **__: types.SimpleNamespace(mul=lambda _: types.SimpleNamespace(sum=lambda: 16.0))  # noqa: E731
+_current = [0]
+torch.cuda.set_device = _current.append  # type: ignore[assignment]
+
+
+def ones(*_: object, **__: object) -> Any:
+    """The kernel of torch that the doctor launches, which doubles eight ones. torch has it for the last GPU alone."""
+    if _current[-1] != len(_gpus) - 1:
+        raise RuntimeError("HIP error: invalid device function")
+    return types.SimpleNamespace(mul=lambda _: types.SimpleNamespace(sum=lambda: 16.0))
+
+
 empty = randn = _end

@@ -41,8 +41,17 @@ def _measured(target: str) -> tuple[Row, ...]:
     except RuntimeError:  # a user without a home, such as the bare number of a container's user
         return ()
     try:
-        rows = tuple(_row(target, **fields) for fields in json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # HOME=/dev/null, or the home of somebody else
+        rows = tuple(_row(target, **fields) for fields in json.loads(PLATFORM.read(path)))
+    except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null
+        return ()
+    except PermissionError as error:
+        if os.access(path.parent, os.X_OK):  # else it is in the home of somebody else
+            warnings.warn(
+                f"{path} cannot be read ({error}), so the wheel's own table of the fastest kernels is used: close the "
+                "program that holds the file, and start Python again",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return ()
     except (OSError, ValueError, TypeError) as error:
         warnings.warn(

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from flash_attn.diagnosis.shells import Posix, Shell, Windows
 from flash_attn.diagnosis.survey import Facts
-from flash_attn.kernels.targets import override
+from flash_attn.kernels import targets
+from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
 from flash_attn.runtime.build_info import BuildInfo, build_command
 from flash_attn.runtime.environment import TRITON_ENABLE
 
@@ -17,6 +18,8 @@ INDEX = "https://download.pytorch.org/whl"
 FAMILIES = {"gfx11": "gfx11", "gfx12": "gfx12-0"}  # target -> its family's name among the packages of AMD's torch
 AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"
 AMD_NEXT_INDEX = "https://stable.repo.amd.com/rocm/whl-next/"  # from ROCm 10.0 on
+# What ROCm's runtime for Linux reads, and HIP on Windows does not.
+OF_LINUX = ("ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION")
 JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml has it
 
 
@@ -33,10 +36,14 @@ def commands(facts: Facts) -> dict[str, str]:
         "family_package": _family_package(facts),
         "amd_torch": _amd_torch(facts),
         "reinstall": _reinstall(facts),
-        "build": _build(facts.build, target, windows=facts.windows),
-        "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", (override(target) or ("", "10.3.0"))[1]),
-        "unset": shell.remove(_hiding(facts) or ["HIP_VISIBLE_DEVICES"]),
-        "other_gpu": shell.assign("HIP_VISIBLE_DEVICES", "1"),
+        "kernels": _kernels(facts, target),
+        "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", (targets.override(target) or ("", "10.3.0"))[1]),
+        "unset": shell.remove(facts.hiding() or ["HIP_VISIBLE_DEVICES"]),
+        "other_gpu": shell.assign("HIP_VISIBLE_DEVICES", _number(facts)),
+        "unset_linux": shell.remove([name for name in OF_LINUX if name in facts.variables] or OF_LINUX[:1]),
+        "use_dxg": shell.assign("HSA_ENABLE_DXG_DETECTION", "1"),
+        "system_runtime": _system_runtime(facts),
+        "driver_log": _driver_log(facts),
         "unset_triton": shell.remove([TRITON_ENABLE]),
         "set_triton": shell.assign(TRITON_ENABLE, "TRUE"),
         "experimental": shell.assign("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "1"),
@@ -50,12 +57,12 @@ def commands(facts: Facts) -> dict[str, str]:
     }
 
 
-def install_torch_on_windows(shell: Shell, *, targets: Sequence[str] = (), installed: bool = False) -> str:
+def install_torch_on_windows(shell: Shell, *, gpus: Sequence[str] = (), installed: bool = False) -> str:
     """The lines that install AMD's torch for Windows, with kernels for these GPU targets, or for every GPU.
 
     installed: whether another torch is there. pip would keep it.
     """
-    extras = ",".join(f"device-{target}" for target in targets) or "device-all"
+    extras = ",".join(f"device-{target}" for target in gpus) or "device-all"
     line = f'{shell.pip} install "torch[{extras}]" "torchvision[{extras}]" torchaudio --index-url {AMD_INDEX}'
     gone = f"{shell.pip} uninstall -y torch torchvision torchaudio"
     return shell.then([gone, line] if installed else [line])
@@ -90,7 +97,7 @@ def _torch(facts: Facts) -> str:
     """The lines that install torch for ROCm on this machine."""
     if facts.windows:
         installed = facts.probe.get("torch_error") != ""  # "" means that torch is not installed
-        return install_torch_on_windows(_shell(facts), targets=_targets(facts), installed=installed)
+        return install_torch_on_windows(_shell(facts), gpus=facts.targets(), installed=installed)
     return install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts))
 
 
@@ -113,7 +120,7 @@ def _install_triton(facts: Facts) -> str:
     shell = _shell(facts)
     gone = f"{shell.pip} uninstall -y {' '.join(facts.tritons) or 'triton pytorch-triton-rocm triton-rocm'}"
     if facts.windows:
-        return shell.then([gone, f'{shell.pip} install "{facts.torch_triton or "triton-windows"}"'])
+        return shell.then([gone, f"{shell.pip} install {_triton_on_windows(facts)}"])
     directory = re.search(r"\+(rocm[\d.]+)", _installed(facts))
     if not facts.torch_triton or directory is None:
         return shell.then([gone, f"{_torch(facts)} --force-reinstall"])
@@ -122,8 +129,8 @@ def _install_triton(facts: Facts) -> str:
 
 def _device_package(facts: Facts) -> str:
     """The line that adds the kernels of this machine's GPUs to the installed torch, from ROCm 10.0 on."""
-    targets, installed = _targets(facts) or ["gfx942"], _installed(facts)
-    extras = ",".join(f"device-{target}" for target in targets)
+    installed = _installed(facts)
+    extras = ",".join(f"device-{target}" for target in facts.targets() or ["gfx942"])
     _, _, directory = installed.partition("+")
     # PyTorch's wheels name two numbers of ROCm, +rocm10.0, and AMD's wheels three.
     of_amd = facts.windows or re.fullmatch(r"rocm(sdk\d+|\d+\.\d+\.\d+)", directory)
@@ -135,8 +142,8 @@ def _amd_torch(facts: Facts) -> str:
     """The lines that replace torch by AMD's, which has kernels for more GPUs than PyTorch's."""
     shell = _shell(facts)
     if facts.windows:
-        return install_torch_on_windows(shell, targets=_targets(facts), installed=True)
-    extras = ",".join(f"device-{target}" for target in _targets(facts) or ["all"])
+        return install_torch_on_windows(shell, gpus=facts.targets(), installed=True)
+    extras = ",".join(f"device-{target}" for target in facts.targets() or ["all"])
     return shell.then(
         [f"{shell.pip} uninstall -y torch", f'{shell.pip} install "torch[{extras}]" --index-url {AMD_INDEX}']
     )
@@ -144,8 +151,8 @@ def _amd_torch(facts: Facts) -> str:
 
 def _family_package(facts: Facts) -> str:
     """The line that adds AOTriton's kernels, which lie in a package of the GPU's family, in AMD's index."""
-    targets = _targets(facts) or ["gfx1100"]
-    family = next((name for start, name in FAMILIES.items() if targets[0].startswith(start)), targets[0])
+    target = next(iter(facts.targets()), "gfx1100")
+    family = next((name for start, name in FAMILIES.items() if target.startswith(start)), target)
     version, _, label = _installed(facts).partition("+")
     pin = f"=={version}+{label}" if label else ""
     return f'{_shell(facts).pip} install "amd-torch-device-{family}{pin}" --index-url {amd_index(_installed(facts))}'
@@ -157,23 +164,56 @@ def amd_index(torch: str) -> str:
     return AMD_NEXT_INDEX if major and int(major[1]) >= 10 else AMD_INDEX
 
 
-def _build(build: BuildInfo, target: str, *, windows: bool) -> str:
-    """The line that builds a wheel for a GPU target, which runs beside every torch. It is for a shell of Linux."""
-    clone = f"git clone {build.repository} && cd {Path(build.repository).name} && " if build.repository else ""
-    return f"{clone}{build_command(build.version, target, windows=windows)}"
+def _kernels(facts: Facts, target: str) -> str:
+    """What to do about a GPU that the wheel has no kernels for, as sentences."""
+    if not targets.compiled(target):
+        return f"Triton does not compile for {target}, so no wheel has kernels for it. CPU tensors are served."
+    line, where = build_command(facts.build.version, target, windows=facts.windows), ""
+    if line and facts.build.repository:
+        line = f"git clone {facts.build.repository} && cd {Path(facts.build.repository).name} && {line}"
+    if facts.windows:
+        where = " on Linux or in WSL"
+    built = f"Build a wheel that has them{where}: `{line}`. Until then " if line else ""
+    by_triton = (
+        f"{built}Triton compiles them at their first call: Triton {OLDEST_TRITON} or newer, which torch {OLDEST_TORCH} "
+        "and newer for ROCm require."
+    )
+    if facts.windows and not facts.tritons:
+        return f"{by_triton} Install it: `{_shell(facts).pip} install {_triton_on_windows(facts)}`."
+    return by_triton
+
+
+def _triton_on_windows(facts: Facts) -> str:
+    """What pip is told to install: the Triton that torch requires or AMD's own, where it is, else the one of PyPI."""
+    if own := facts.torch_triton or ("triton" if "triton" in facts.tritons else ""):
+        return f'"{own}" --index-url {amd_index(_installed(facts))}'
+    return "triton-windows"
 
 
 def _shell(facts: Facts) -> Shell:
     return Windows(facts.executable) if facts.windows else Posix()
 
 
-def _targets(facts: Facts) -> list[str]:
-    """The distinct targets of the GPUs here, sorted."""
-    return sorted({device["target"] for device in facts.probe.get("devices", [])})
+def _number(facts: Facts) -> str:
+    """What HIP_VISIBLE_DEVICES names the GPU that the wheel is for. torch counts among the GPUs that it names now."""
+    place = facts.place() or 1
+    named = (facts.variables.get("HIP_VISIBLE_DEVICES") or facts.variables.get("CUDA_VISIBLE_DEVICES", "")).split(",")
+    return (named[place].strip() if place < len(named) else "") or str(place)
 
 
-def _hiding(facts: Facts) -> list[str]:
-    return [name for name in facts.variables if name.endswith("_VISIBLE_DEVICES")]
+def _system_runtime(facts: Facts) -> str:
+    """The line that puts the machine's ROCm runtime, which reaches Windows, in the place of torch's."""
+    library = Path(facts.torch_runtime or "torch/lib/libhsa-runtime64.so.1")
+    return f"rm {library.parent}/libhsa-runtime64.so* && cp /opt/rocm/lib/libhsa-runtime64.so.1 {library}"
+
+
+def _driver_log(facts: Facts) -> str:
+    """Where the GPU driver's messages are: a part of a sentence."""
+    if facts.has_kfd and not facts.windows:
+        return "`sudo dmesg | grep amdgpu` may have one"
+    where = "" if facts.windows else ", in PowerShell"
+    query = "wevtutil qe System /c:5 /rd:true /f:text /q:\"*[System[Provider[@Name='Display']]]\""
+    return f"the log of Windows may have one{where}: `{query}`"
 
 
 def _installed(facts: Facts) -> str:

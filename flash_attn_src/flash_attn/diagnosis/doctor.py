@@ -11,9 +11,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from flash_attn.diagnosis import survey
 from flash_attn.diagnosis.console import accept_every_character
@@ -26,7 +27,7 @@ def report(facts: Facts) -> str:
     """What a report of a bug needs, as lines."""
     build, probe = facts.build, facts.probe
     torch, call = probe.get("torch"), probe.get("call")
-    devices = probe.get("devices", [])
+    devices = facts.devices
     origin = "built by pip" if build.python else "a source tree"
     label = f"{build.version}+{build.label}" if build.label else f"{build.version}, {origin}"
     lines = [
@@ -39,11 +40,14 @@ def report(facts: Facts) -> str:
         ("triton", ", ".join(f"{name} {version}" for name, version in facts.tritons.items()) or "none"),
         ("system", facts.system),
         ("driver", facts.driver or "none"),
-        *(("device", f"{each['name']}, {each['target']}, {each['memory_mib']} MiB") for each in devices or ()),
+        *(
+            ("device", f"{each['name']}, {each['target']}, {each['memory_mib']} MiB{_lack(facts, each)}")
+            for each in devices
+        ),
         *(() if devices else (("device", "none"),)),
         *(
             (each.path, f"{each.owner}:{each.group} {each.mode}, {'allowed' if each.allowed else 'denied'}")
-            for each in (facts.kfd, *facts.render)
+            for each in (facts.kfd, facts.dxg, *facts.render)
             if each is not None
         ),
         *(() if facts.kfd or not facts.has_kfd else ((str(survey.KFD), "not there"),)),
@@ -64,6 +68,10 @@ def report(facts: Facts) -> str:
             )
             lines.append((way, f"{text}, {call['backend']} on {call['device']}"))
     return "\n".join(f"{name:<16}{value}" for name, value in lines)
+
+
+def _lack(facts: Facts, device: Mapping[str, Any]) -> str:
+    return "" if facts.serves(device) or not facts.build.targets else ", no kernels in this wheel"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

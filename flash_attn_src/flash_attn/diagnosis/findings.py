@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flash_attn.diagnosis.commands import JOB_MIB, commands
+from flash_attn.diagnosis.commands import JOB_MIB, OF_LINUX, commands
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.kernels.providers import SOURCES
@@ -55,7 +55,7 @@ def examine(facts: Facts) -> list[Finding]:
             remedy=trouble.advice(on_windows=facts.windows).format(**known),
         )
         for trouble in TROUBLES
-        if trouble.key in found and not (facts.windows and trouble.windows is None)
+        if trouble.key in found and (trouble.windows is not None if facts.windows else trouble.remedy)
     ]
 
 
@@ -104,19 +104,24 @@ def _wheel(facts: Facts) -> _Found:
 
 
 def _machine(facts: Facts) -> _Found:
-    devices, hip = facts.probe.get("devices"), (facts.probe.get("torch") or {}).get("hip")
-    denied = [each for each in (facts.kfd, *facts.render) if each is not None and not each.allowed]
-    hidden = [name for name in facts.variables if name.endswith("_VISIBLE_DEVICES")]
+    devices, hip = facts.devices, (facts.probe.get("torch") or {}).get("hip")
+    denied = [each for each in (facts.kfd, facts.dxg, *facts.render) if each is not None and not each.allowed]
+    hidden = facts.hiding()
     where = "-in-container" if facts.container else ""
     if (hip or facts.build.for_rocm) and denied and not devices:
         named = ", ".join(f"{each.path} ({each.owner}:{each.group} {each.mode})" for each in denied)
         yield f"no-permission{where}", f"{facts.user} may not read and write {named}"
     elif hip and not devices and facts.has_kfd and not facts.kfd:
         yield f"no-kfd{where}", "torch sees no GPU, and there is no /dev/kfd"
-    elif hip and not devices and hidden:
+    elif hip and hidden:
         set_to = ", ".join(f"{name}={facts.variables[name]}" for name in hidden)
-        there = "/dev/kfd is there, " if facts.kfd else ""
-        yield "gpu-hidden", f"torch sees no GPU, {there}and {set_to} is set"
+        there = "/dev/kfd is there, " if facts.kfd and not devices else ""
+        seen = f"only {', '.join(facts.targets())}" if devices else "no GPU"
+        yield "gpu-hidden", f"torch sees {seen}, {there}and {set_to} is set"
+    elif hip and not devices and not facts.has_kfd and not facts.windows and not facts.rocdxg:
+        yield "no-rocdxg", "torch sees no GPU, and librocdxg is not installed"
+    elif hip and not devices and not facts.has_kfd and not facts.windows and facts.torch_runtime:
+        yield "torch-runtime-in-wsl", f"torch sees no GPU, and brings a runtime of its own: {facts.torch_runtime}"
     elif hip and not devices and not facts.has_kfd:
         driver = f", which is {facts.driver}," if facts.driver else ""
         yield "no-device-of-windows", f"torch sees no GPU; here the driver of Windows{driver} has to offer it"
@@ -125,7 +130,9 @@ def _machine(facts: Facts) -> _Found:
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))
     # On Windows the launcher takes the one that torch is linked to.
     chosen = facts.windows and facts.probe.get("info", {}).get("launcher")
-    if len(runtimes) > 1 and not chosen:
+    if facts.replaced_hip:
+        yield "replaced-hip-runtime", f"torch uses {chosen}, which differs from its own {facts.replaced_hip}"
+    elif len(runtimes) > 1 and not chosen:
         yield "two-hip-runtimes", f"one process has loaded {' and '.join(runtimes)}"
 
 
@@ -147,6 +154,12 @@ def _backend(facts: Facts) -> _Found:
         by_relative = relative in facts.build.targets and not facts.windows
         key = "target-of-a-relative" if by_relative else "target-missing"
         yield key, f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
+    if place := facts.place():
+        first, own = (
+            f"GPU {number} is {facts.devices[number]['name']}, {facts.devices[number]['target']}"
+            for number in (0, place)
+        )
+        yield "another-gpu", f"{first}, for which the wheel has no kernels, and {own}, for which it has"
     problems = facts.probe.get("info", {}).get("problems", [])
     if drivers := [problem for problem in problems if "no GPU driver" in problem]:
         yield "no-driver", drivers[0]
@@ -155,6 +168,8 @@ def _backend(facts: Facts) -> _Found:
 
 
 def _variables(facts: Facts) -> _Found:
+    if facts.windows and (of_linux := [name for name in OF_LINUX if name in facts.variables]):
+        yield "variable-of-linux", ", ".join(f"{name}={facts.variables[name]}" for name in of_linux)
     given = {name: value.strip() for name, value in facts.variables.items() if name.startswith("FLASH_ATT")}
     source = given.get(KERNEL_SOURCE, "").lower()
     if source and source not in SOURCES:
@@ -178,7 +193,7 @@ def _call(facts: Facts) -> _Found:
     hip = (facts.probe.get("torch") or {}).get("hip") or "0"
     invalid_image = re.search(r"InvalidImage|kernel image is invalid", facts.probe.get("error", ""))
     version = (facts.probe.get("torch") or {}).get("version") or ""
-    targets = {device["target"] for device in facts.probe.get("devices", [])}
+    targets = {device["target"] for device in facts.devices[facts.place() :][:1]}  # of the GPU that was called
     of_torch = invalid_image and "torch_kernel" not in facts.probe and _numbers(hip) >= DEVICE_PACKAGES
     if of_torch and "gfx90a" in targets and _numbers(version) == (2, 12):
         yield "device-package-empty", f"torch {version} loads an empty file instead of its kernels for gfx90a"

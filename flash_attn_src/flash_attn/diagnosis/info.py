@@ -105,8 +105,8 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
     unserved = [
         target for target in device_targets if not {*serving_targets(target, torch.version.hip)} & {*build.targets}
     ]
-    if not build.targets or not unserved:
-        return []
+    if not build.targets or len(unserved) < len(device_targets):
+        return []  # another GPU, such as one inside the processor, needs no kernels
     lack = jit.triton_problem()
     now = f"its kernels cannot be compiled here ({lack})" if lack else "Triton compiles its kernels at their first call"
     return [
@@ -120,7 +120,9 @@ def _remedy(build: BuildInfo, target: str) -> str:
     relative, version = override(target) or ("", "")
     if relative in build.targets and not PLATFORM.is_windows:
         return f"`export HSA_OVERRIDE_GFX_VERSION={version}` runs the kernels of {relative}"
-    return f"`{build_command(build.version, target)}` builds a wheel that has them"
+    if line := build_command(build.version, target):
+        return f"`{line}` builds a wheel that has them{' (on Linux or in WSL)' if PLATFORM.is_windows else ''}"
+    return "no wheel has them; `python -m flash_attn.doctor` says what else there is"
 
 
 def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:

@@ -35,6 +35,24 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
+def choose() -> Exception | None:
+    """Imports flash_attn, and makes the first GPU that the wheel has kernels for the current one. Returns its error.
+
+    torch's own kernel runs afterwards, on that GPU: torch may have kernels for it alone.
+    """
+    try:
+        import flash_attn  # noqa: F401
+
+        if torch.cuda.is_available():
+            from flash_attn.diagnosis.selftest import machine
+            from flash_attn.runtime.build_info import load
+
+            torch.cuda.set_device(machine.chosen(load().targets) or 0)
+    except Exception as error:
+        return error
+    return None
+
+
 def unwritten(result: Any) -> bool:
     return bool(result.isnan().all())
 
@@ -108,7 +126,7 @@ def attention(device: str) -> dict[str, Any]:
 
 
 def kernels() -> list[dict[str, Any]]:
-    """Who serves a causal call of 4096 tokens in bf16 on the first GPU, by head dim."""
+    """Who serves a causal call of 4096 tokens in bf16 on the current GPU, by head dim."""
     found = []
     for head_dim in (64, 128):
         q = torch.empty(1, 4096, 1, head_dim, device="cuda", dtype=torch.bfloat16)
@@ -129,8 +147,11 @@ except Exception as error:
 answer(torch={"version": torch.__version__, "hip": torch.version.hip, "cuda": torch.version.cuda})
 try:
     answer(devices=devices())
+    failure = choose()
     if torch.cuda.is_available():
         answer(torch_kernel=float(torch.ones(8, device="cuda").mul(2.0).sum()))
+    if failure is not None:
+        raise failure
     import flash_attn
     from flash_attn.runtime.platform import PLATFORM
 

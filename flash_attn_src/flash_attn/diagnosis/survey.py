@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from flash_attn.diagnosis.endings import ending
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import build_info, store
 from flash_attn.runtime.platform import PLATFORM
 
-KFD = Path("/dev/kfd")
+KFD, DXG = Path("/dev/kfd"), Path("/dev/dxg")
 RENDER_NODES = "/dev/dri"
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows")  # distributions of one module
 # What changes how torch, the driver, Triton or this package behave; nothing else of the environment is shown.
 _SHOWN = ("FLASH_ATT", "TRITON_", "HIP_", "ROCR_", "HSA_", "CUDA_VISIBLE", "PYTORCH_", "GPU_ARCHS", "MAX_JOBS", "LD_")
 _PROBE_SECONDS = 300
+_BEGINS_WITH_FIRST = re.compile(r"\s*0+\s*(,|$)")
+# Where ROCm's runtime finds librocdxg in WSL, beside the directories of LD_LIBRARY_PATH.
+_LIBRARIES = ("/opt/rocm/lib", "/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib", "/usr/local/lib")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,8 @@ class Facts:
     the wheel was installed from, "" for a package index. rocm: version of the ROCm on this machine, "" for none.
     torch_triton: the Triton that the installed torch requires, as pip takes it. has_kfd: whether GPUs are reached
     through /dev/kfd here. windows: whether the system is Windows, outside of WSL. executable: path of the Python.
+    replaced_hip: on Windows, torch's own HIP runtime where the process has loaded another file in its place. rocdxg and
+    torch_runtime: in WSL, the library between ROCm and Windows, and torch's own copy of ROCm's runtime; "" for none.
     """
 
     python: str = ""
@@ -60,7 +69,11 @@ class Facts:
     origin: str = ""
     lacking: tuple[str, ...] = ()
     kfd: Access | None = None
+    dxg: Access | None = None
     has_kfd: bool = True
+    replaced_hip: str = ""
+    rocdxg: str = ""
+    torch_runtime: str = ""
     render: tuple[Access, ...] = ()
     user: str = ""
     container: bool = False
@@ -74,11 +87,38 @@ class Facts:
     died: str = ""
     log: str = ""
 
-    def unserved(self) -> list[str]:
-        """The targets of this machine's GPUs for which the wheel has no kernels."""
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """The GPUs that torch sees, in its order."""
+        return self.probe.get("devices") or []
+
+    def serves(self, device: Mapping[str, Any]) -> bool:
+        """Whether the wheel has kernels for a GPU."""
         hip = (self.probe.get("torch") or {}).get("hip")
-        targets = {device["target"] for device in self.probe.get("devices", [])}
-        return sorted(target for target in targets if not {*serving_targets(target, hip)} & {*self.build.targets})
+        return not {*serving_targets(device["target"], hip)}.isdisjoint(self.build.targets)
+
+    def place(self) -> int:
+        """torch's number of the GPU that the doctor calls: the first one that the wheel has kernels for, else 0."""
+        return next((place for place, device in enumerate(self.devices) if self.serves(device)), 0)
+
+    def targets(self) -> list[str]:
+        """The targets of the GPUs that count here: those that the wheel has kernels for, else all of them."""
+        return sorted({device["target"] for device in [*filter(self.serves, self.devices)] or self.devices})
+
+    def unserved(self) -> list[str]:
+        """The targets of the GPUs here, if the wheel has kernels for none of them."""
+        return [] if any(map(self.serves, self.devices)) else self.targets()
+
+    def hiding(self) -> list[str]:
+        """The variables that may hide a GPU: of all GPUs, or the GPU that the wheel is for.
+
+        The first GPU is not hidden by the number 0. ROCR_VISIBLE_DEVICES has no effect on Windows.
+        """
+        named = [name for name in self.variables if name.endswith("_VISIBLE_DEVICES")]
+        effective = [name for name in named if not (self.windows and name.startswith("ROCR_"))]
+        if self.devices:
+            return effective if self.build.targets and self.unserved() else []
+        return [name for name in effective if not _BEGINS_WITH_FIRST.match(self.variables[name])]
 
 
 def survey(log: str = "") -> Facts:
@@ -97,7 +137,11 @@ def survey(log: str = "") -> Facts:
         origin=origin(),
         lacking=tuple(lacking(build, package)),
         kfd=access(KFD),
+        dxg=access(DXG),
         has_kfd=PLATFORM.has_kfd,
+        replaced_hip=replaced_hip(answers.get("info", {}).get("launcher") or ""),
+        rocdxg=rocdxg(),
+        torch_runtime=torch_runtime(),
         render=tuple(filter(None, map(access, sorted(Path(RENDER_NODES).glob("renderD*"))))),
         user=PLATFORM.user(),
         container=any(path.exists() for path in CONTAINER_MARKS),
@@ -136,6 +180,40 @@ def origin() -> str:
     return (
         url2pathname(f"//{parts.netloc}{parts.path}" if parts.netloc else parts.path) if parts.scheme == "file" else url
     )
+
+
+def beside(package: str, directory: str, pattern: str) -> list[Path]:
+    """The files of a pattern in a directory of an installed package, which is not imported."""
+    spec = find_spec(package)
+    places = (spec.submodule_search_locations if spec else None) or ()
+    return sorted(path for place in places for path in (Path(place) / directory).glob(pattern))
+
+
+def replaced_hip(used: str) -> str:
+    """torch's own HIP runtime, if the process uses a file in its place that differs. "" on Linux.
+
+    Windows finds a library by its name among the loaded ones, so amdhip64_7.dll of System32 serves torch if something
+    has loaded it before.
+    """
+    if not used or not PLATFORM.is_windows:
+        return ""
+    pattern = f"{PLATFORM.hip_library}*.dll"
+    own = [*beside("_rocm_sdk_core", "bin", pattern), *beside("torch", "lib", pattern)]
+    same = any(filecmp.cmp(used, path, shallow=False) for path in own)
+    return "" if same or not own else str(own[0])
+
+
+def rocdxg() -> str:
+    """The path of librocdxg, through which ROCm reaches the GPU in WSL; "" if there is none."""
+    named = (os.environ.get("LD_LIBRARY_PATH", "")).split(":")
+    directories = [*filter(None, named), str(Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / "lib"), *_LIBRARIES]
+    found = (path for directory in directories for path in sorted(Path(directory).glob("librocdxg.so*")))
+    return str(next(found, None) or next(iter(beside("_rocm_sdk_core", "lib", "librocdxg.so*")), ""))
+
+
+def torch_runtime() -> str:
+    """The copy of ROCm's runtime that PyTorch's wheels bring, "" if there is none."""
+    return str(next(iter(beside("torch", "lib", "libhsa-runtime64.so*")), ""))
 
 
 def torch_triton() -> str:
@@ -197,8 +275,7 @@ def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
         answers = merged(output.decode(errors="replace") if isinstance(output, bytes) else output)
         return answers, f"did not end within {seconds} s"
     last = done.stderr.strip().splitlines()[-1:]
-    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    died = "" if done.returncode == 0 else f"ended with {how}{': ' + last[0] if last else ''}"
+    died = "" if done.returncode == 0 else f"ended with {ending(done.returncode)}{': ' + last[0] if last else ''}"
     return merged(done.stdout), died
 
 

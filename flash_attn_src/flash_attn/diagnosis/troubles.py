@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
     """`sign` is the symptom that a user sees. `remedy` may name commands of commands.py in braces.
 
-    `windows` is the remedy on Windows: "" if `remedy` works there too, None if the trouble does not exist there.
+    `windows` is the remedy on Windows: "" if `remedy` works there too, None if the trouble does not exist there. A
+    trouble without `remedy` exists on Windows alone.
     `log` is a regular expression for the line of a build's log that shows the trouble; "" if there is no such line.
     `note`: flash_attn itself is right, so that the doctor's exit status is 0.
     """
@@ -23,7 +22,7 @@ class Trouble:
     key: str
     title: str
     sign: str
-    remedy: str
+    remedy: str = ""
     windows: str | None = ""
     log: str = ""
     note: bool = False
@@ -95,9 +94,15 @@ TROUBLES = (
     Trouble(
         key="gpu-hidden",
         title="A variable hides the GPU",
-        sign="`torch.cuda.is_available()` is False, /dev/kfd is there, and HIP_VISIBLE_DEVICES or "
-        "ROCR_VISIBLE_DEVICES is set",
+        sign="`torch.cuda.is_available()` is False, or torch sees another GPU than the wheel's, and "
+        "HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES is set",
         remedy="{unset}, then start Python again. The first GPU has the number 0.",
+    ),
+    Trouble(
+        key="another-gpu",
+        title="The wheel is for another GPU of this machine",
+        sign="`this flash_attn has no kernels for gfx1036`, or for another GPU, beside a GPU that the wheel is for",
+        remedy="Programs use the first GPU that they see. {other_gpu} before Python starts: it is then the first one.",
     ),
     Trouble(
         key="no-kfd",
@@ -123,11 +128,29 @@ TROUBLES = (
         windows=None,
     ),
     Trouble(
+        key="no-rocdxg",
+        title="WSL without librocdxg",
+        sign="`torch.cuda.is_available()` is False in WSL, /dev/dxg is there, and there is no librocdxg",
+        remedy="ROCm reaches the GPU of WSL through librocdxg. Install its package from "
+        "https://github.com/ROCm/librocdxg/releases, then {use_dxg} before Python starts.",
+        windows=None,
+    ),
+    Trouble(
+        key="torch-runtime-in-wsl",
+        title="torch's own ROCm runtime in WSL",
+        sign="`torch.cuda.is_available()` is False in WSL, `rocminfo` shows the GPU, and libhsa-runtime64 is in "
+        "torch/lib",
+        remedy="librocdxg and ROCm's runtime must be of one release, and torch brings a runtime of its own. {use_dxg} "
+        "before Python starts. If that changes nothing, put the machine's runtime in its place: `{system_runtime}`.",
+        windows=None,
+    ),
+    Trouble(
         key="no-device-of-windows",
         title="The driver of Windows offers no GPU",
         sign="`torch.cuda.is_available()` is False on Windows or in WSL, and no variable hides a GPU",
-        remedy="Install AMD's newest driver in Windows, https://www.amd.com/en/support, and restart Windows. For WSL, "
-        "run `wsl --update` in PowerShell too.",
+        remedy="Install AMD's newest driver in Windows, https://www.amd.com/en/support, restart Windows, run "
+        "`wsl --update` in PowerShell, and {use_dxg} in WSL before Python starts.",
+        windows="Install AMD's newest driver, https://www.amd.com/en/support, and restart Windows.",
     ),
     Trouble(
         key="no-permission",
@@ -160,7 +183,17 @@ TROUBLES = (
         sign="crashes, `invalid device function` or wrong results; `/proc/self/maps` names two libamdhip64",
         remedy="Use torch's runtime alone: `unset LD_LIBRARY_PATH LD_PRELOAD`, and import torch before other GPU "
         "libraries.",
-        windows="Use torch's runtime alone: import torch before other GPU libraries.",
+        windows="torch's c10_hip.dll would name the right one, and is not loaded. Install torch for ROCm again: "
+        "`{torch}`.",
+    ),
+    Trouble(
+        key="replaced-hip-runtime",
+        title="Windows' HIP runtime in the place of torch's",
+        sign="crashes or `invalid device function` on Windows, where something loads amdhip64_7.dll of System32 before "
+        "torch",
+        windows="Each release of torch needs the HIP runtime that it brings. Install torch again: `{torch}`. If that "
+        "changes nothing, something in this Python loads System32's runtime before torch does: a package that starts "
+        "by itself, or a variable such as PYTHONPATH or PYTHONSTARTUP.",
     ),
     Trouble(
         key="two-tritons",
@@ -198,12 +231,7 @@ TROUBLES = (
         key="target-missing",
         title="The wheel has no kernels for this GPU",
         sign="`this flash_attn has no kernels for gfx...`, or seconds at each first call",
-        remedy="Build a wheel that has them: `{build}`. Until then Triton compiles them at their first call: "
-        f"Triton {OLDEST_TRITON} or newer, which torch {OLDEST_TORCH} and newer for ROCm require. To use another GPU "
-        "of this machine instead: {other_gpu}, or its number.",
-        windows="The wheel for Windows has kernels for the Radeon RX 5000 series and newer. For such a GPU, build a "
-        "wheel with its kernels on Linux or in WSL: `{build}`. For another GPU, Triton may compile them at their first "
-        "call: `{pip} install triton-windows`. To use another GPU of this machine instead: {other_gpu}, or its number.",
+        remedy="{kernels}",
         log=r"has no kernels? |invalid device function|hipErrorNoBinaryForGpu|no kernel image is available",
     ),
     Trouble(
@@ -232,14 +260,19 @@ TROUBLES = (
         "wheel of Triton kernels alone has no asm and no ck. Set them before Python starts, or remove them.",
     ),
     Trouble(
+        key="variable-of-linux",
+        title="A variable of Linux on Windows",
+        sign="ROCR_VISIBLE_DEVICES or HSA_OVERRIDE_GFX_VERSION is set on Windows, and changes nothing",
+        windows="HIP on Windows does not read it. HIP_VISIBLE_DEVICES selects GPUs there, and no variable makes one "
+        "GPU run the kernels of another. To remove it: {unset_linux}.",
+        note=True,
+    ),
+    Trouble(
         key="call-failed",
         title="A call fails, or is wrong",
         sign="the forward or backward that the doctor runs fails",
         remedy="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
-        "died without a message, `sudo dmesg | grep amdgpu` may have one.",
-        windows="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
-        "died without a message, the log of Windows may have one: "
-        "`wevtutil qe System /c:5 /rd:true /f:text /q:\"*[System[Provider[@Name='Display']]]\"`.",
+        "died without a message, {driver_log}.",
     ),
     Trouble(
         key="nothing-launched",
@@ -293,12 +326,9 @@ def page(commands: Mapping[str, str], on_windows: Mapping[str, str]) -> str:
 
 
 def _section(trouble: Trouble, commands: Mapping[str, str], on_windows: Mapping[str, str]) -> str:
-    paragraphs = [
-        f"## {trouble.title}",
-        f"**Symptom:** {trouble.sign}.",
-        f"{trouble.remedy.format(**commands)} (`{trouble.key}`)",
-    ]
-    there = trouble.advice(on_windows=True).format(**on_windows)
-    if trouble.windows is not None and there != trouble.remedy.format(**commands):
+    paragraphs = [f"## {trouble.title}", f"**Symptom:** {trouble.sign}."]
+    here, there = trouble.remedy.format(**commands), trouble.advice(on_windows=True).format(**on_windows)
+    paragraphs.append(f"{here or there} (`{trouble.key}`)")
+    if here and trouble.windows is not None and there != here:
         paragraphs.append(f"On Windows: {there}")
     return "\n\n".join(paragraphs) + "\n"

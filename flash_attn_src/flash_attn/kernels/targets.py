@@ -264,6 +264,17 @@ def override(name: str) -> tuple[str, str] | None:
     return row.runs_as, f"{digits[:-2]}.{digits[-2]}.{digits[-1]}"
 
 
+def compiled(name: str, *, windows: bool = False) -> bool:
+    """Whether wheels can have kernels for a GPU of AMD. windows: wheels for Windows, where torch serves Radeon GPUs.
+
+    Triton compiles for no GPU of the Vega generation.
+    """
+    row = TARGETS.get(name)
+    if row is None or not name.startswith("gfx") or (row.family == "cdna" and row.matrix_unit is None):
+        return False
+    return not windows or (row.family.startswith("rdna") and name != "gfx1250")
+
+
 def by_elf_machine(number: int) -> str | None:
     """The name of the target with this number in the flags of its code objects. None for an unknown number."""
     return next((row.name for row in TARGETS.values() if row.elf_machine == number != 0), None)

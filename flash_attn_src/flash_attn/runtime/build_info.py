@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from flash_attn.kernels import targets
 from flash_attn.runtime.platform import PLATFORM
 
 _PATH = Path(__file__).resolve().parent.parent / "_build_info.json"
@@ -77,7 +78,12 @@ def read(path: Path) -> BuildInfo:
 
 
 def build_command(version: str, target: str, *, windows: bool = PLATFORM.is_windows) -> str:
-    """The line that builds a wheel with kernels for a GPU target, in a shell of Linux. windows: for which system."""
+    """The line that builds a wheel with kernels for a GPU target, in a shell of Linux. windows: for which system.
+
+    "" where no such wheel is built.
+    """
+    if not targets.compiled(target, windows=windows):
+        return ""
     return f"PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {version}{' --platform windows' if windows else ''}"
 
 

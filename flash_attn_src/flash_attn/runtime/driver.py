@@ -12,6 +12,7 @@ from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import jit, protocol, store
 from flash_attn.runtime.build_info import VERSION, build_command
 from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
 from flash_attn.runtime.stored import StoreKernel, submit
 
@@ -47,10 +48,7 @@ class Driver:
             lack = f"this flash_attn has no kernel {variant.name} for {self.target}"
         reason = jit.triton_problem()
         if reason is not None:
-            raise KernelError(
-                f"{lack}, and {reason}. Install the Triton that your torch requires, or build a wheel that has it: "
-                f"{build_command(VERSION, self.target)}"
-            )
+            raise KernelError(f"{lack}, and {reason}. {self._remedy()}")
         if self.target not in _warned:
             _warned.add(self.target)
             warnings.warn(
@@ -59,6 +57,14 @@ class Driver:
                 stacklevel=9,  # the caller of the public function
             )
         return jit.JitKernel(variant, self.target, index=self.index)
+
+    def _remedy(self) -> str:
+        """What to do where neither the wheel nor Triton has a kernel."""
+        if PLATFORM.is_windows:
+            return "`python -m flash_attn.doctor` prints what to install on this machine"
+        line = build_command(VERSION, self.target)
+        wheel = f", or build a wheel that has it: {line}" if line else ""
+        return f"Install the Triton that your torch requires{wheel}"
 
     def has_composable_kernel(self) -> bool:
         archive = self._archive()

@@ -44,7 +44,7 @@ open_found(const struct search *search)
     }
     if (search->found == 0)
         PyErr_SetString(driver_error,
-                        "no HIP runtime is loaded in this process: import a ROCm build of torch first");
+                        "no HIP runtime is loaded in this process: torch is not imported, or is not a build for ROCm");
     else
         PyErr_Format(
             driver_error,

@@ -103,7 +103,7 @@ chosen_hip(wchar_t wide[PATH_UNITS], char path[PATH_BYTES])
         return found[0];
     if (count == 0)
         PyErr_SetString(driver_error,
-                        "no HIP runtime is loaded in this process: import a ROCm build of torch first");
+                        "no HIP runtime is loaded in this process: torch is not imported, or is not a build for ROCm");
     if (count == 2) {
         write_path(found[0], wide, path);
         PyObject *first = PyUnicode_FromString(path);
@@ -111,7 +111,8 @@ chosen_hip(wchar_t wide[PATH_UNITS], char path[PATH_BYTES])
         if (first != NULL)
             PyErr_Format(driver_error,
                          "two HIP runtimes are loaded in this process, and memory of one is unknown to the other: "
-                         "%U and %s; import torch first: its c10_hip.dll names the runtime that torch uses",
+                         "%U and %s; torch's c10_hip.dll, which names torch's own, is not loaded: torch is not imported, "
+                         "or is not a build for ROCm",
                          first, path);
         Py_DecRef(first);
     }

@@ -132,8 +132,8 @@ def _best(
     store = _store(index)
     try:
         kept = _config(_read(store)[entry]["config"])
-    except (KeyError, TypeError, ValueError):
-        pass  # not searched for yet, or not a file of this module
+    except (KeyError, TypeError, ValueError, OSError):
+        pass  # not searched for yet, not a file of this module, or held by another process
     else:
         return standing[place] if kept is None else _compiled(variant, index, kept)
 
@@ -206,21 +206,23 @@ def _store(index: int) -> Path:
 
 
 def _read(store: Path) -> dict[str, Any]:
+    """The entries of a file, none if there is no file or a damaged one. Raises OSError if a file cannot be read."""
     try:
-        found = json.loads(store.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(PLATFORM.read(store))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _write(store: Path, entry: str, result: dict[str, Any]) -> None:
-    """Adds an entry atomically. Warns if the file cannot be written."""
+    """Adds an entry atomically. Warns, and leaves the file alone, if it cannot be read or written."""
     try:
         write_whole(store, json.dumps(_read(store) | {entry: result}, indent=1, sort_keys=True))
     except OSError as error:
         warnings.warn(
             f"the results of the search cannot be saved ({error}), so the next process searches again: "
-            f"set {PLATFORM.cache_variable} to a directory that can be written",
+            f"close the program that holds the file, or set {PLATFORM.cache_variable} to a directory that can be "
+            "written",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -11,22 +11,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from flash_attn.diagnosis.console import accept_every_character
+from flash_attn.diagnosis.endings import ending
 from flash_attn.diagnosis.selftest import cases, report, wheel
 from flash_attn.diagnosis.selftest.worker import private, steps
 from flash_attn.runtime.platform import PLATFORM
 
 _SILENCE_SECONDS = 300  # of a step; Triton may compile a kernel in it
 _EMULATED_SILENCE_SECONDS = 3600  # of a step on an emulated GPU
+_POLL_SECONDS = 0.5
 _DEATHS = 3  # of the worker, before the run ends
 _SHOWN_EVERY = 10
 
@@ -138,42 +141,58 @@ def _lost(step: Any, why: str) -> dict[str, Any]:
 
 
 def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a worker when they arrive. If the worker was ended, the last line is {"end": how}."""
+    """Yields the lines of a worker when they arrive. If the worker was ended, the last line is {"end": how}.
+
+    A child of the worker may keep its pipes open after its death, so they are read in threads that nothing waits for.
+    """
     command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip), str(repeats)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     words: list[str] = []
-    silent = threading.Event()
+    readers = [_reader(process.stdout, lines.put), _reader(process.stderr, words.append)]
     patience = _EMULATED_SILENCE_SECONDS if PLATFORM.emulator() else _SILENCE_SECONDS
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as process:
-        lines, messages = cast("IO[str]", process.stdout), cast("IO[str]", process.stderr)
-        listener = threading.Thread(target=lambda: words.extend(messages), daemon=True)
-        listener.start()
-
-        def stop() -> None:
-            silent.set()
-            process.kill()
-
-        watch = threading.Timer(patience, stop)
-        watch.start()
-        try:
-            for text in lines:
-                watch.cancel()
-                watch = threading.Timer(patience, stop)
-                watch.start()
-                with suppress(ValueError):  # the last line may be incomplete if the process died
-                    yield json.loads(text)
-            code = process.wait()
-        finally:
-            watch.cancel()
-            process.kill()
-            listener.join()
-    if silent.is_set():
+    silent = False
+    deadline = time.monotonic() + patience
+    try:
+        while not silent and (process.poll() is None or readers[0].is_alive()):
+            try:
+                text = lines.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if process.poll() is not None:
+                    break  # what it wrote has arrived
+                silent = time.monotonic() > deadline
+                continue
+            deadline = time.monotonic() + patience
+            yield from _parsed(text)
+        while not lines.empty():
+            yield from _parsed(lines.get())
+    finally:
+        process.kill()
+        code = process.wait()
+        readers[1].join(_POLL_SECONDS)
+    if silent:
         yield {"end": f"it printed nothing for {patience} s"}
     elif code:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         last = private(words[-1].strip()) if words else ""
-        yield {"end": f"the process ended with {how}{': ' + last if last else ''}"}
+        yield {"end": f"the process ended with {ending(code)}{': ' + last if last else ''}"}
+
+
+def _reader(pipe: IO[str] | None, take: Callable[[str], None]) -> threading.Thread:
+    """Starts a thread that hands over the lines of a pipe, and closes it at its end."""
+
+    def read() -> None:
+        with cast("IO[str]", pipe) as lines:
+            for line in lines:
+                take(line)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+def _parsed(text: str) -> Iterator[dict[str, Any]]:
+    with suppress(ValueError):  # the last line may be incomplete if the process died
+        yield json.loads(text)
 
 
 def _progress(done: int, planned: int) -> None:

@@ -59,6 +59,11 @@ class Platform(ABC):
         file that another process has open."""
 
     @abstractmethod
+    def read(self, path: Path) -> str:
+        """The text of a file. Raises OSError; PermissionError if another process keeps the file to itself, such as a
+        scanner of Windows."""
+
+    @abstractmethod
     def libraries(self) -> list[str]:
         """The paths of the GPU runtimes in this process, sorted. A link counts as the file that it leads to."""
 

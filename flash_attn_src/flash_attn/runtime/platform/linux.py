@@ -32,6 +32,9 @@ class Linux(Platform):
     def replace(self, source: Path, target: Path) -> None:
         source.replace(target)
 
+    def read(self, path: Path) -> str:
+        return path.read_text(encoding="utf-8")
+
     def libraries(self) -> list[str]:
         return sorted({str(Path(path).resolve()) for path in _mapped() if self.is_gpu_library(path)})
 

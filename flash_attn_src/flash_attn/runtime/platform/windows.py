@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flash_attn.runtime.platform.base import Platform
 
-_REPLACE_SECONDS = 1.0  # how long another process may read a file that is to be replaced
+_HELD_SECONDS = 1.0  # how long another process may hold a file that is to be read or replaced
+_Result = TypeVar("_Result")
 _LONGEST_PATH = 32768  # characters, with the null character
 # The class of display adapters: one numbered subkey for each installed adapter.
 _ADAPTERS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
@@ -30,13 +32,10 @@ class Windows(Platform):
         return Path.home() / "AppData" / "Local"
 
     def replace(self, source: Path, target: Path) -> None:
-        deadline = time.monotonic() + _REPLACE_SECONDS
-        while time.monotonic() < deadline:
-            with suppress(PermissionError):
-                source.replace(target)
-                return
-            time.sleep(0.01)
-        source.replace(target)
+        _patiently(lambda: source.replace(target))
+
+    def read(self, path: Path) -> str:
+        return _patiently(lambda: path.read_text(encoding="utf-8"))
 
     def libraries(self) -> list[str]:
         return sorted({path for path in _modules() if self.is_gpu_library(path)})
@@ -68,6 +67,16 @@ class Windows(Platform):
                         )
                         return f"{version} ({name})"
         return ""
+
+
+def _patiently(act: Callable[[], _Result]) -> _Result:
+    """Does what needs a file that another process may hold for a short while."""
+    deadline = time.monotonic() + _HELD_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(PermissionError):
+            return act()
+        time.sleep(0.01)
+    return act()
 
 
 class _MemoryStatus(ctypes.Structure):
