@@ -252,3 +252,18 @@ def test_uv_takes_the_wheel_of_its_system(python: str, wheel: Path, tmp_path: Pa
         command = [packages.uv(), "pip", "install", *options, *system, "flash_attn"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert re.findall(r"Selecting: flash-attn.*\((\S+)\)", done.stderr) == [name]
+
+
+def test_the_header_of_the_launcher(library: Path) -> None:
+    """Its checksum, here by the sum modulo 65535, and the protections: addresses of 64 bits, moved, data not run."""
+    content = library.read_bytes()
+    optional = int.from_bytes(content[0x3C:0x40], "little") + 24
+    checksum = int.from_bytes(content[optional + 64 : optional + 68], "little")
+    rest = content[: optional + 64] + bytes(4) + content[optional + 68 :]
+    words = [int.from_bytes(rest[place : place + 2], "little") for place in range(0, len(rest), 2)]
+    assert 0 < checksum - len(content) <= 0xFFFF
+    assert (checksum - len(content) - sum(words)) % 0xFFFF == 0
+    assert int.from_bytes(content[optional + 70 : optional + 72], "little") == 0x20 | 0x40 | 0x100
+    assert pe.with_checksum(content) == content
+    with pytest.raises(DataError, match="not a Windows library"):
+        pe.with_checksum(b"MZ")

@@ -19,6 +19,7 @@ from rocm_wheels.errors import CompileFailed, MissingTool
 from rocm_wheels.matrix.platforms import PLATFORMS
 from rocm_wheels.packages import version_of
 from rocm_wheels.paths import FLASH_ATTN_SRC
+from rocm_wheels.wheel import pe
 
 SOURCE = FLASH_ATTN_SRC / "csrc" / "launcher"
 FILE_NAME = PLATFORMS["linux"].launcher
@@ -81,6 +82,8 @@ def _build(output: Path, system: str, target: str, prepare: Callable[[Path], lis
             content = compiled.read_bytes()
         if kept is not None:
             put_library(kept, content)
+    if system == "windows":
+        content = pe.with_checksum(content)
     output.parent.mkdir(parents=True, exist_ok=True)
     write(output, content)
     output.chmod(0o755)

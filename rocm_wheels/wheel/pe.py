@@ -1,4 +1,4 @@
-"""Reads the import tables of a Windows library, a PE32+ file for x86_64."""
+"""The import tables and the checksum of a Windows library, a PE32+ file for x86_64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rocm_wheels.errors import DataError
 
 _X86_64, _PE32_PLUS = 0x8664, 0x20B
 _FILE_HEADER, _SECTION = 24, 40  # bytes
-_DIRECTORIES = 112  # offset in the optional header
+_CHECKSUM, _DIRECTORIES = 64, 112  # offsets in the optional header
 # Index of a directory -> size of its descriptors, and where a descriptor has the address of the DLL's name.
 _IMPORTS = {1: (20, 12), 13: (32, 4)}  # 13: the DLLs that are loaded when they are first called
 
@@ -20,6 +20,26 @@ def imported(content: bytes) -> tuple[str, ...]:
         return tuple(sorted({name.lower() for name in _names(content)}))
     except (struct.error, ValueError, IndexError) as error:
         raise DataError(f"not a Windows library for x86_64: {error}") from error
+
+
+def with_checksum(content: bytes) -> bytes:
+    """The library with the checksum in its header, which the linker leaves 0 and some virus scanners look at.
+
+    It is the sum of the file's 16-bit words, with carries added back, plus the size of the file. Raises DataError for a
+    file that is too short for a header.
+    """
+    try:
+        place = _number(content, 0x3C, "<I") + _FILE_HEADER + _CHECKSUM
+        cleared = bytearray(content)
+        struct.pack_into("<I", cleared, place, 0)
+    except struct.error as error:
+        raise DataError(f"not a Windows library for x86_64: {error}") from error
+    words = bytes(cleared) + b"\0" * (len(cleared) % 2)
+    total = sum(struct.unpack(f"<{len(words) // 2}H", words))
+    while total > 0xFFFF:
+        total = (total & 0xFFFF) + (total >> 16)
+    struct.pack_into("<I", cleared, place, total + len(content))
+    return bytes(cleared)
 
 
 def _names(content: bytes) -> Iterator[str]:
