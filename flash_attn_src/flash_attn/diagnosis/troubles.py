@@ -192,8 +192,8 @@ TROUBLES = (
         sign="crashes or `invalid device function` on Windows, where something loads amdhip64_7.dll of System32 before "
         "torch",
         windows="Each release of torch needs the HIP runtime that it brings. Install torch again: `{torch}`. If that "
-        "changes nothing, something in this Python loads System32's runtime before torch does: a package that starts "
-        "by itself, or a variable such as PYTHONPATH or PYTHONSTARTUP.",
+        "changes nothing, something in this Python loads System32's runtime before torch does, such as a package that "
+        "starts by itself.",
     ),
     Trouble(
         key="two-tritons",
