@@ -224,7 +224,13 @@ def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
 
 
 def test_both_licenses_are_the_same() -> None:
-    for copy in ("LICENSE", "flash_attn_3/LICENSE", "flash_attn_4/LICENSE", "sageattention/LICENSE"):
+    for copy in (
+        "LICENSE",
+        "flash_attn_3/LICENSE",
+        "flash_attn_4/LICENSE",
+        "sageattention/LICENSE",
+        "vllm_flash_rocm/LICENSE",
+    ):
         assert (ROOT / "LICENSE").read_bytes() == (FLASH_ATTN_SRC / copy).read_bytes()
 
 
@@ -357,6 +363,10 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
         ),
         ("flash_attn_4", ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]),
         ("sageattention", ["sageattention/__init__.py", "sageattention/core.py"]),
+        (
+            "vllm_flash_rocm",
+            [f"vllm_flash_rocm/{name}.py" for name in ("__init__", "attention", "backend", "cache", "metadata", "mla")],
+        ),
     ],
 )
 def test_the_interface_wheel_of_a_wheel(

@@ -1,0 +1,33 @@
+"""Attention backends for vLLM on the kernels of flash_attn: FLASH_ROCM, and FLASH_ROCM_MLA for latent attention.
+
+vLLM calls `register` in each of its processes, by the entry point `vllm.general_plugins`. Nothing else happens until a
+user asks for a backend: `vllm serve MODEL --attention-backend FLASH_ROCM`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["BACKENDS", "register"]
+
+BACKENDS = {
+    "FLASH_ROCM": "vllm_flash_rocm.backend.FlashRocmBackend",
+    "FLASH_ROCM_MLA": "vllm_flash_rocm.mla.FlashRocmMLABackend",
+}
+
+
+def register() -> None:
+    """Adds the backends to vLLM's registry. It may be called again."""
+    for name in BACKENDS:
+        _member(name)
+
+
+def _member(name: str) -> Any:
+    """The member of vLLM's enum of backends, new at the first call."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if name not in AttentionBackendEnum.__members__:
+        register_backend(name, BACKENDS[name])
+        # A spawned process unpickles vLLM's configuration before it loads plug-ins: the member brings its registration.
+        AttentionBackendEnum[name].__reduce_ex__ = lambda _protocol: (_member, (name,))
+    return AttentionBackendEnum[name]

@@ -1,0 +1,159 @@
+"""The backend FLASH_ROCM: what it serves, and a layer's attention."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
+
+from vllm_flash_rocm.attention import Options, attend
+from vllm_flash_rocm.cache import FP8_CACHES, key_and_value, write
+from vllm_flash_rocm.metadata import FlashRocmMetadata, FlashRocmMetadataBuilder
+
+NAME = "FLASH_ROCM"
+MAX_HEAD_SIZE = 512
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def serves_gpu(capability: Any) -> bool:
+    """Whether the GPU of this vLLM is of gfx942, gfx11 or gfx12, of which capability has the numbers."""
+    if not current_platform.is_rocm():
+        return False
+    return capability.major == 11 or (capability.major, capability.minor) in ((9, 4), (12, 0))
+
+
+class FlashRocmBackend(AttentionBackend):
+    """Causal attention of decoder models over a paged cache."""
+
+    forward_includes_kv_cache_update: bool = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = list(_DTYPES.values())
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", *_DTYPES, *FP8_CACHES]
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashRocmImpl]:
+        return FlashRocmImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashRocmMetadataBuilder]:
+        return FlashRocmMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:  # noqa: ARG004
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return list(range(8, MAX_HEAD_SIZE + 1, 8))
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        return False  # a step is split by the lengths on the host
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return serves_gpu(capability)
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, *_more: Any, **_named: Any
+    ) -> str | None:
+        return unsupported_pair(head_size, dtype, kv_cache_dtype)
+
+
+def unsupported_pair(head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None) -> str | None:
+    """Why a cache of this type does not go with the model, or None."""
+    if kv_cache_dtype in FP8_CACHES and head_size % 16:
+        return f"kv_cache_dtype {kv_cache_dtype} needs a head_size that is a multiple of 16, got {head_size}"
+    if _DTYPES.get(kv_cache_dtype or "", dtype) is not dtype:
+        return f"kv_cache_dtype {kv_cache_dtype} differs from the model's {dtype}: use --kv-cache-dtype auto"
+    return None
+
+
+class FlashRocmImpl(AttentionImpl[FlashRocmMetadata]):
+    """A layer's attention. vLLM writes keys and values by `do_kv_cache_update`, then calls `forward`."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        """Raises NotImplementedError or ValueError naming what no kernel serves."""
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"attn_type: got {attn_type}, wanted {AttentionType.DECODER}")
+        if kv_cache_dtype not in FlashRocmBackend.supported_kv_cache_dtypes:
+            raise NotImplementedError(
+                f"kv_cache_dtype: got {kv_cache_dtype}, wanted one of {FlashRocmBackend.supported_kv_cache_dtypes}"
+            )
+        if not FlashRocmBackend.supports_head_size(head_size):
+            raise NotImplementedError(f"head_size: got {head_size}, wanted a multiple of 8 up to {MAX_HEAD_SIZE}")
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        for name, values in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+            if values is not None and len(values) != num_heads:
+                raise ValueError(f"{name}: got {len(values)} values, wanted {num_heads}, one a head")
+        slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        left = -1 if sliding_window is None else sliding_window - 1
+        self.options = Options(self.scale, left, logits_soft_cap or 0.0, slopes, sinks)
+        self._fp8 = current_platform.fp8_dtype() if kv_cache_dtype in FP8_CACHES else None
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,  # noqa: ARG002 - in the cache already
+        value: torch.Tensor,  # noqa: ARG002
+        kv_cache: torch.Tensor,
+        attn_metadata: FlashRocmMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Writes attention of query (tokens, heads, head_size) into output of that shape, and returns output.
+
+        Without metadata, in vLLM's profiling run, output becomes 0. Raises NotImplementedError for a quantized output.
+        """
+        for name, scale in (("output_scale", output_scale), ("output_block_scale", output_block_scale)):
+            if scale is not None:
+                raise NotImplementedError(f"{name}: got a tensor, wanted None: {NAME} does not quantize its output")
+        if attn_metadata is None:
+            return output.zero_()
+        caches = key_and_value(kv_cache, self.head_size, self._fp8)
+        scales = None if self._fp8 is None else (layer._k_scale, layer._v_scale)
+        for part in attn_metadata.parts:
+            output[part.first : part.stop] = attend(
+                query, caches, part, attn_metadata.max_seq_len, self.options, scales
+            )
+        return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Writes new keys and values (tokens, heads_k, head_size) into the slots of the cache."""
+        caches = key_and_value(kv_cache, self.head_size, self._fp8)
+        write(key, value, caches, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale)
