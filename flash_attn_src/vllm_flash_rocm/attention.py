@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from flash_attn import calls
 from flash_attn.arguments import check_kvcache
-from flash_attn.calls import CacheCall
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fp8_cache import has_wide_queries, set_descales
 
@@ -46,11 +46,13 @@ def attend(
     """
     rows = query[part.first : part.stop]
     keys, values = caches
-    call = CacheCall(
-        q=rows if part.cu_seqlens_q is not None else rows[:, None], k_cache=keys, v_cache=values,
-        softmax_scale=options.softmax_scale, cache_seqlens=part.seq_lens, block_table=part.block_table, causal=True,
-        window_size=(options.window_left, -1 if options.window_left < 0 else 0), softcap=options.softcap,
-        alibi_slopes=options.alibi_slopes, s_aux=options.sinks, cu_seqlens_q=part.cu_seqlens_q,
+    scores = calls.Options(
+        softmax_scale=options.softmax_scale, causal=True, softcap=options.softcap, alibi_slopes=options.alibi_slopes,
+        s_aux=options.sinks, window_size=(options.window_left, -1 if options.window_left < 0 else 0),
+    )  # fmt: skip
+    call = calls.CacheCall(
+        q=rows if part.cu_seqlens_q is not None else rows[:, None], k_cache=keys, v_cache=values, options=scores,
+        cache_seqlens=part.seq_lens, block_table=part.block_table, cu_seqlens_q=part.cu_seqlens_q,
         max_seqlen_q=0 if part.cu_seqlens_q is None else part.max_query_len, max_seqlen_k=max_seq_len,
     )  # fmt: skip
     descales = (None, None, None)
