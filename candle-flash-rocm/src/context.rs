@@ -2,7 +2,7 @@
 //! back.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
@@ -23,24 +23,20 @@ thread_local! {
     static PLACE: RefCell<Place> = const { RefCell::new(Place::Undecided) };
 }
 
-/// Open scopes of GPUs, on all threads.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// Whether any thread has ever opened a scope of a GPU. It stays true after the scope: a thread that was started within
+/// may call later, and its calls were meant for the GPU.
+static HAS_SCOPES: AtomicBool = AtomicBool::new(false);
 
-/// Closes a scope of a GPU, even if its calls panic.
-struct Closing;
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        OPEN.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Runs calls with this thread's place set, and restores the place before, also where the calls panic.
+/// Runs calls with this thread's place set, and restores the place before, also where the calls panic. A thread that had
+/// no place computes on the CPU afterwards: it has chosen where its calls run.
 fn within<T>(place: Place, calls: impl FnOnce() -> T) -> T {
     struct Restore(Place);
     impl Drop for Restore {
         fn drop(&mut self) {
-            PLACE.set(std::mem::replace(&mut self.0, Place::Undecided));
+            PLACE.set(match std::mem::replace(&mut self.0, Place::Undecided) {
+                Place::Undecided => Place::Cpu,
+                place => place,
+            });
         }
     }
     let _restore = Restore(PLACE.replace(place));
@@ -133,11 +129,11 @@ impl RocmContext {
     /// Runs calls of this thread on the GPU: forwards within, and the backwards of these, whenever and on whichever thread
     /// they come.
     ///
-    /// While a scope is open, calls on other threads need a scope of their own, this one or [`cpu_scope`](Self::cpu_scope):
-    /// otherwise they are errors, because work that was handed to another thread would run on the CPU unnoticed.
+    /// From the first scope on, calls on other threads need a scope of their own, this one or
+    /// [`cpu_scope`](Self::cpu_scope), also after this scope has closed: otherwise they are errors, because work that was
+    /// handed to another thread would run on the CPU unnoticed.
     pub fn scope<T>(&self, calls: impl FnOnce() -> T) -> T {
-        OPEN.fetch_add(1, Ordering::SeqCst);
-        let _open = Closing;
+        HAS_SCOPES.store(true, Ordering::SeqCst);
         within(Place::Gpu(self.clone()), calls)
     }
 
@@ -150,12 +146,12 @@ impl RocmContext {
     ///
     /// # Errors
     ///
-    /// If this thread has no scope and another one has one of a GPU.
+    /// If this thread never had a scope and another one had one of a GPU.
     pub(crate) fn current() -> Result<Option<Self>> {
         match PLACE.with_borrow(Clone::clone) {
             Place::Gpu(context) => Ok(Some(context)),
-            Place::Undecided if OPEN.load(Ordering::SeqCst) > 0 => Err(Error::Unsupported(
-                "this thread has no scope, and another thread has a scope of a RocmContext: call within \
+            Place::Undecided if HAS_SCOPES.load(Ordering::SeqCst) => Err(Error::Unsupported(
+                "this thread never had a scope, and another thread had a scope of a RocmContext: call within \
                  RocmContext::scope to compute on the GPU, or within RocmContext::cpu_scope to compute on the CPU"
                     .into(),
             )),

@@ -291,6 +291,19 @@ fn huge_sizes_beside_zeros_are_refused() {
     }
 }
 
+/// An axis of one element may have any stride, because it is multiplied by 0: no plan's product of it overflows.
+#[test]
+fn any_stride_of_an_axis_of_one_element_is_planned() {
+    let planner: Option<&dyn Planner> = Some(&Endless);
+    let sources = Sources { kernels: &Every, planner, device: internals::Device { compute_units: 304 } };
+    let any = usize::MAX & !7;
+    let shape = Shape::dense(launch::Dtype::Bf16, 1, (200, 4096), (1, 1), 128, 1.0);
+    let [q, k, v, out] = [Operand { address: 1 << 40, batch: any, row: 128, head: 128 }; 4];
+    let forward = Forward { shape, q, k, v, out, lse: 1 << 41, pages: None, lengths: 0 };
+    let steps = sources.forward(&forward, &mut Endless).expect("a plan");
+    assert!(format!("{steps:?}").contains("asm-fwd-bf16-d128-plain"), "{steps:?}");
+}
+
 proptest! {
     #![proptest_config(common::cases(1000))]
 

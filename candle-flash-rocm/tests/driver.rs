@@ -216,17 +216,29 @@ fn calls_within_a_scope_never_run_on_the_cpu() {
         window_size_right: None,
         softcap: None,
     };
-    let (out, on_a_thread, on_the_cpu, of_the_operation) = rocm.scope(|| {
+    let (wake, woken) = std::sync::mpsc::channel::<()>();
+    let (out, on_a_thread, on_the_cpu, of_the_operation, late) = rocm.scope(|| {
         let thread = |calls: fn() -> candle_core::Result<Tensor>| std::thread::spawn(calls).join().expect("a thread");
         (
             flash_attn(&q, &plain, &plain, 0.125, false).expect("a call on the GPU"),
             thread(|| flash_attn(&tensor(), &tensor(), &tensor(), 0.125, false)),
             thread(|| RocmContext::cpu_scope(|| flash_attn(&tensor(), &tensor(), &tensor(), 0.125, false))),
             plain.apply_op3(&plain, &plain, operation.clone()),
+            std::thread::spawn(move || {
+                woken.recv().expect("a signal");
+                flash_attn(&tensor(), &tensor(), &tensor(), 0.125, false)
+            }),
         )
     });
+    // A thread that was started within the scope and calls after it: its call was meant for the GPU.
+    wake.send(()).expect("a thread that waits");
+    let refused = message(late.join().expect("a thread"));
+    assert!(refused.contains("this thread never had a scope"), "{refused}");
     let refused = message(on_a_thread);
-    assert!(refused.contains("this thread has no scope") && refused.contains("RocmContext::cpu_scope"), "{refused}");
+    assert!(
+        refused.contains("this thread never had a scope") && refused.contains("RocmContext::cpu_scope"),
+        "{refused}"
+    );
     assert!(!zeros(&on_the_cpu.expect("a call on the CPU")));
     let refused = message(of_the_operation);
     assert!(refused.contains("FlashAttn") && refused.contains("call flash_attn"), "{refused}");

@@ -1,7 +1,9 @@
 //! The planner library of Composable Kernel's launches, `_ck_planner.so`, which wheels contain beside the stores.
 
 use std::ffi::{c_int, c_void};
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
@@ -29,6 +31,32 @@ const BACKWARD: usize = 104 + 8 * 32 + 40;
 
 type Function = unsafe extern "C" fn(*const c_void, *mut c_void) -> c_int;
 
+/// Opens a library whose digest is about to be compared. On Windows nobody may write or replace the file meanwhile.
+fn open_to_load(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(windows)]
+    {
+        use std::os::windows::fs::OpenOptionsExt;
+        const FILE_SHARE_READ: u32 = 1;
+        options.share_mode(FILE_SHARE_READ);
+    }
+    options.open(path)
+}
+
+/// The path by which the loader finds an open file, not what may lie at its path by now.
+#[cfg(target_os = "linux")]
+fn loaded_path(_path: &Path, file: &File) -> PathBuf {
+    use std::os::fd::AsRawFd;
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// The path of a file that is open and cannot be replaced: see [`open_to_load`].
+#[cfg(not(target_os = "linux"))]
+fn loaded_path(path: &Path, _file: &File) -> PathBuf {
+    path.to_path_buf()
+}
+
 /// The planner library.
 #[derive(Debug)]
 pub struct Planner {
@@ -51,7 +79,11 @@ impl Planner {
             reason: format!("the planner of Composable Kernel {} cannot be read: {error}", path.display()),
             source: Some(Box::new(error)),
         };
-        let found = crate::store::sha256(&std::fs::read(path).map_err(unreadable)?);
+        // The file is opened once, so that the bytes with this digest are the bytes that are loaded.
+        let mut file = open_to_load(path).map_err(unreadable)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(unreadable)?;
+        let found = crate::store::sha256(&bytes);
         if found != sha256 {
             return Err(Error::store(format!(
                 "{} is not the planner of this store: its sha256 is {found}, the manifest says {sha256}. Put the \
@@ -60,7 +92,7 @@ impl Planner {
             )));
         }
         // SAFETY: the library is the one that was built with the store.
-        unsafe { Self::open(path) }
+        unsafe { Self::open(&loaded_path(path, &file)) }
     }
 
     /// Opens the library without a check of its digest.

@@ -85,7 +85,7 @@ fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
     let last = reach
         .iter()
         .fold(0usize, |sum, (count, stride)| sum.saturating_add(count.saturating_sub(1).saturating_mul(*stride)));
-    operand.row * BYTES >= MAX_ROW_BYTES || last >= MAX_BYTES / BYTES
+    operand.row.saturating_mul(BYTES) >= MAX_ROW_BYTES || last >= MAX_BYTES / BYTES
 }
 
 /// The plan of a forward by AMD's assembly; None where it has no kernel.
@@ -123,7 +123,8 @@ pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Devi
 
 fn arguments(call: &Forward, mask: Mask) -> Vec<u8> {
     let Forward { shape, q, k, v, out, lse, .. } = call;
-    let bytes = |operand: &Operand| [operand.row, operand.head, operand.batch].map(|stride| stride * BYTES);
+    // An axis of one element may have any stride. The kernels multiply it by 0.
+    let bytes = |operand: &Operand| [operand.row, operand.head, operand.batch].map(|stride| stride.wrapping_mul(BYTES));
     let ([q_row, q_head, q_batch], [k_row, k_head, k_batch]) = (bytes(q), bytes(k));
     // The order of the tiles: by heads where every die gets equally many of them, else and for long sequences by tiles.
     let by_heads = mask == Mask::Plain || (shape.heads.is_multiple_of(8) && shape.seqlen_q <= BY_HEADS);

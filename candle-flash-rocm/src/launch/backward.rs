@@ -232,11 +232,11 @@ fn window(shape: &Shape, arguments: &mut Arguments) -> Result<()> {
 /// GPU busy, no more than half the group and than `most`.
 fn parts(shape: &Shape, programs: usize, most: usize, device: Device) -> usize {
     let group = shape.group();
-    if programs == 0 || group * shape.seqlen_q < ROWS_WORTH_PARTS {
+    if programs == 0 || group.saturating_mul(shape.seqlen_q) < ROWS_WORTH_PARTS {
         return 1;
     }
     let wanted = 3 * device.compute_units;
     let possible: Vec<usize> = (1..=(group / 2).min(most)).filter(|parts| group.is_multiple_of(*parts)).collect();
-    let enough = possible.iter().copied().find(|parts| programs * parts >= wanted);
+    let enough = possible.iter().copied().find(|parts| programs.saturating_mul(*parts) >= wanted);
     enough.or(possible.last().copied()).unwrap_or(1)
 }

@@ -71,7 +71,7 @@ impl<'a> Cache<'a> {
 
 /// Whether one tile of `decode` can hold all queries that share a key head.
 pub(super) fn is_few(shape: &Shape) -> bool {
-    shape.seqlen_q * shape.heads <= DECODE_ROWS * shape.heads_k
+    shape.seqlen_q.saturating_mul(shape.heads) <= DECODE_ROWS.saturating_mul(shape.heads_k)
 }
 
 /// Whether split-KV saves more GPU time than it costs the host.
@@ -91,16 +91,18 @@ pub(super) fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bo
     };
     let units = device.compute_units as f64;
     let blocks = seen.div_ceil(64);
-    let shared = shape.seqlen_q * shape.group();
+    let shared = shape.seqlen_q.saturating_mul(shape.group());
     let (rows, block, start) =
         if shared <= DECODE_ROWS { (DECODE_ROWS, decode, START_DECODE) } else { (EXTEND_ROWS, extend, START_EXTEND) };
-    let programs = shared.div_ceil(rows) * shape.heads_k * shape.batch;
-    let mut parts = start + block * programs as f64 * blocks as f64 / units;
-    if programs < RESIDENT * device.compute_units {
-        parts += JOIN * (shape.batch * shape.seqlen_q * shape.heads * dim) as f64 / 128.0;
+    // In f64, where the product of sizes of a caller cannot overflow.
+    let product = |sizes: &[usize]| sizes.iter().map(|&size| size as f64).product::<f64>();
+    let programs = product(&[shared.div_ceil(rows), shape.heads_k, shape.batch]);
+    let mut parts = start + block * programs * blocks as f64 / units;
+    if programs < (RESIDENT * device.compute_units) as f64 {
+        parts += JOIN * product(&[shape.batch, shape.seqlen_q, shape.heads, dim]) / 128.0;
     }
-    let tiles = shape.seqlen_q.div_ceil(block_m) * shape.heads * shape.batch;
-    let busy = (tile * tiles as f64).max(read * shape.heads_k as f64 * shape.batch as f64) / units;
+    let tiles = product(&[shape.seqlen_q.div_ceil(block_m), shape.heads, shape.batch]);
+    let busy = (tile * tiles).max(read * shape.heads_k as f64 * shape.batch as f64) / units;
     let whole = START_FORWARD + blocks as f64 * alone.max(busy);
     1.05 * parts + HOST < whole
 }
@@ -112,7 +114,7 @@ fn splits(programs: usize, blocks: usize, units: usize, rows: usize) -> usize {
     let slots = units.max(1) * RESIDENT;
     let (mut best, mut least) = (1, f64::INFINITY);
     for count in 1..=blocks.clamp(1, MAX_SPLITS) {
-        let waves = (programs * count).div_ceil(slots) as f64;
+        let waves = programs.saturating_mul(count).div_ceil(slots) as f64;
         let mut time = waves * (blocks.div_ceil(count) as f64 + START);
         if count > 1 {
             time += COMBINE + PART * rows as f64 * count as f64;
