@@ -118,7 +118,7 @@ def kept(call: AttentionCall) -> Kept:
 def restore(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], rest: tuple[Any, ...]
 ) -> AttentionCall:
-    """The call of which these were `kept`."""
+    """The call from which `kept` took these values."""
     deterministic, max_seqlen_q, max_seqlen_k, of_options, *plain = rest
     kind = FIELDS[of_options]
     values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:], *plain), strict=True))

@@ -1,8 +1,8 @@
 """The options of attention as one value, and who honours which of them.
 
-Every kind of call holds an `Options`. Keys of plans, copies, the custom operators, what a backward keeps, reports and
-fuzzers derive from its fields, so no other place lists them. Whoever serves calls is a `Door`: a row of permissions. A
-new option is served by no door until a row names it, and a call that uses it is refused by name.
+Every kind of call holds an `Options`. Keys of plans, copies, checks of shapes, the custom operators and what a backward
+keeps derive from its fields. Whoever serves calls is a `Door`: a row of permissions. A new option is served by no door
+until a row names it, and a call that uses it is refused by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The options of a call as data: which of them have kernels of their own, and who honours which. Standard library only.
+"""The options of a call as data: those that have kernels of their own, and who honours them. Standard library only.
 
-The store's manifest has both tables, so the Rust crate reads what Python reads.
+The manifest of a store has the doors that choose between its kernels, so the Rust crate reads what Python reads.
 """
 
 from __future__ import annotations
