@@ -245,7 +245,7 @@ _ROUNDING = "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT="
 def composable(target: str, name: str, rounding: int | None = None) -> tuple[str, int]:
     """The assembly of a kernel of Composable Kernel and the threads of its blocks; cached on disk.
 
-    rounding: the mode of rounding to bf16, as the macro numbers it (default: the mode of the wheels). Raises
+    rounding: the value of CK's macro for rounding to bf16 (default: the mode of the wheels). Raises
     CompileFailed.
     """
     instance = _instance(name)

@@ -42,7 +42,7 @@ def test_a_value_means_one_backend(value: str, backend: str | None, of_pip: Call
 
 
 @pytest.mark.parametrize("value", ["maybe", "2", "ck", "TRUE FALSE"])
-def test_another_value_is_an_error_everywhere(value: str, of_pip: Callable[[dict[str, str]], str]) -> None:
+def test_invalid_value_raises_in_every_parser(value: str, of_pip: Callable[[dict[str, str]], str]) -> None:
     env = {NAME: value}
     wanted = f"{NAME}={value} is neither TRUE nor FALSE"
     with pytest.raises(DataError, match=wanted):

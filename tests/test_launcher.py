@@ -155,7 +155,7 @@ class TestBind:
         runtime = packages / "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libamdhip64.so.6"
         runtime.parent.mkdir(parents=True)
         shutil.copy(built.hip, runtime)
-        for directory in ("_rocm_sdk_core", "torch"):  # the SDK's core has a link to it
+        for directory in ("_rocm_sdk_core", "torch"):  # the SDK package links to it
             (packages / directory / "lib").mkdir(parents=True)
         (packages / "_rocm_sdk_core/lib/libamdhip64.so.6").symlink_to(runtime)
         torch = fake_parts.library(

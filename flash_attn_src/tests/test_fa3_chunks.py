@@ -25,7 +25,7 @@ def test_attention_chunk(num_splits: int) -> None:
 @pytest.mark.parametrize("chunk", [3, 4, 100, (1 << 31) - 1])
 @pytest.mark.parametrize("lengths", [(6, 9), (9, 6), (5, 0), (1, 8)], ids=str)
 def test_attention_chunk_has_gradients_dense_and_packed(causal: bool, chunk: int, lengths: tuple[int, int]) -> None:
-    """Against each row's own chunk of keys; the queries before key 0 see none."""
+    """Compare each row with attention over its own chunk; the queries before key 0 see no key."""
     seqlen_q, seqlen_k = lengths
     q, k, v = draw(2, seqlen_q, 4, 16), draw(2, seqlen_k, 2, 16), draw(2, seqlen_k, 2, 16)
     dout = draw(2, seqlen_q, 4, 16)

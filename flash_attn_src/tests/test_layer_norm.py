@@ -103,7 +103,7 @@ def test_gradients_may_be_on_their_way() -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-def test_kernels_take_rows_apart() -> None:
+def test_kernels_accept_padded_rows() -> None:
     x = torch.randn(5, 40, device=DEVICE)
     wide = torch.zeros(5, 51, device=DEVICE)[:, 3:43].copy_(x)
     weight = torch.ones(40, device=DEVICE)

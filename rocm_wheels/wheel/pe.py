@@ -10,7 +10,7 @@ from rocm_wheels.errors import DataError
 _X86_64, _PE32_PLUS = 0x8664, 0x20B
 _FILE_HEADER, _SECTION = 24, 40  # bytes
 _CHECKSUM, _DIRECTORIES = 64, 112  # offsets in the optional header
-# Index of a directory -> size of its descriptors, and where a descriptor has the address of the DLL's name.
+# Data directory index -> (descriptor size, offset of the DLL name).
 _IMPORTS = {1: (20, 12), 13: (32, 4)}  # 13: the DLLs that are loaded when they are first called
 
 

@@ -258,7 +258,7 @@ impl QueryKernel<'_> {
     }
 }
 
-/// Gives rows of dk and of dv, [`Call::columns`] apart.
+/// Yields rows of dk and dv, [`Call::columns`] apart.
 struct KeyKernel<'a> {
     call: &'a Call,
     inputs: Inputs<'a>,

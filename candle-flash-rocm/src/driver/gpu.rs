@@ -426,7 +426,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// If one is not over.
+    /// If an event has not completed.
     pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32> {
         let mut time = 0.0;
         self.gpu.with(|| {

@@ -107,7 +107,7 @@ pub(super) fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bo
     1.05 * parts + HOST < whole
 }
 
-/// How many parts to split `blocks` blocks of keys into, where `programs` programs of so many rows share the GPU.
+/// The number of splits for `blocks` blocks of keys, where `programs` programs of `rows` rows share the GPU.
 ///
 /// The least of an estimate: waves of programs, each as long as its blocks, and the work of the join.
 fn splits(programs: usize, blocks: usize, units: usize, rows: usize) -> usize {

@@ -40,9 +40,9 @@ pub(crate) fn attend(
 pub(crate) struct Attention {
     options: Options,
     varlen: Option<Varlen>,
-    /// The GPU that computes CPU tensors, which was the thread's when the call was made; None for the CPU.
+    /// The GPU of the thread's scope at call time, which computes CPU tensors; None for the CPU.
     rocm: Option<RocmContext>,
-    /// In the layout of who computes.
+    /// In the layout of the executing backend.
     lse: Mutex<Option<Vec<f32>>>,
     /// The forward's results for tensors on candle's GPU device. They stay on the GPU.
     #[cfg(any(feature = "cuda", rocm_device))]

@@ -112,7 +112,7 @@ impl Session<'_> {
         Ok((out, floats(&self.get(placed.lse, placed.shape.lse_elements() * 4)?)))
     }
 
-    /// The backward: bytes of dq, dk and dv. `narrow` turns sums into elements.
+    /// The backward: bytes of dq, dk and dv. `narrow` casts fp32 sums.
     pub fn backward(&mut self, call: &HostBackward<'_>, narrow: impl Fn(&[f32]) -> Vec<u8>) -> Result<[Vec<u8>; 3]> {
         self.workspace.reset();
         let placed = self.place(&call.forward)?;

@@ -47,7 +47,7 @@ pub(crate) trait GpuStorage: BackendStorage<Device: BackendDevice<Storage = Self
     fn candle_device(&self) -> Device;
 }
 
-/// A stream of a GPU with the GPU's kernels, and memory that work on the stream takes for itself.
+/// A stream, its GPU's kernels, and its scratch memory.
 struct Lane {
     platform: Platform,
     ordinal: usize,

@@ -42,8 +42,8 @@ def _dq_block(
 ):  # fmt: skip
     """Adds one block of keys to dq of a block of queries.
 
-    q, dout: the rows from `first` on. k, v: all rows of the head. dout_factor: what dout must be multiplied by, as b_do
-    is.
+    q, dout: the rows from `first` on. k, v: all rows of the head. dout_factor: the factor that is
+    already in b_do; it is applied to dout where dout is loaded here.
     """
     offs_n = tl.arange(0, TILE.BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]

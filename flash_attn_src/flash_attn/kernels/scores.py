@@ -49,7 +49,7 @@ def unmodified(b_ds, b_tanh, scores, MOD):  # noqa: ARG001
 
 @triton.jit
 def load_slope(alibi_slopes, stride, batch, head, flags, SCORE_MOD: tl.constexpr):
-    """The number of a head that `modified` takes: the slope of ALiBi, 0 where a kind or a call has none.
+    """The value of a head that `modified` takes: the slope of ALiBi, 0 if unused.
 
     stride: elements from a batch entry to the next one.
     """

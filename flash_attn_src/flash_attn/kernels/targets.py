@@ -99,7 +99,7 @@ class Target:
 
     @property
     def fnuz(self) -> bool:
-        """Whether FP8 is the format without infinities and with one zero, which is half as large."""
+        """Whether FP8 is e4m3fnuz: no infinities, one zero, largest value 240."""
         return self.fp8 == "fp8e4b8"
 
 
@@ -120,7 +120,7 @@ _RDNA3 = Target(
 )  # fmt: skip
 # WMMA of gfx12: a thread has 8 columns, and the columns 16 to the right of these.
 _RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", flops_per_cycle=1024, dropout_bits=0b10111, vopd_hazard=False)
-# mma from sm_80 on: a thread has columns 8 apart, and rows.
+# mma (from sm_80 on): a thread holds columns 8 apart, and rows.
 _NVIDIA = Target(
     name="", family="nvidia", wavefront=32, matrix_unit="mma", fp8=None, half_up=False, flops_per_cycle=4096,
     dropout_bits=0b111000, shared_memory=227 * KIB, registers=0,

@@ -103,7 +103,7 @@ class BertEmbeddings(GPT2Embeddings):
 
 
 def _share(name: str, whole: int, process_group: Any) -> int:
-    """A rank's part of so many."""
+    """How many of `whole` a rank holds."""
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
     if check_int(name, whole, 1) % ranks:
         raise ValueError(f"{name}: got {whole}, wanted a multiple of {ranks}, the ranks of process_group")

@@ -29,7 +29,7 @@ class JitKernel:
     """A variant's kernel, compiled by Triton at its first call. index: torch's of the device, -1 of CPU tensors."""
 
     def __init__(self, variant: Variant, target: str, config: Config | None = None, *, index: int = -1) -> None:
-        """With a launch configuration of the caller's, or the tuning table's."""
+        """config: None takes the tuning table's."""
         from flash_attn.kernels import launches, targets
 
         spec = launches.specification(variant, target, config)

@@ -1,6 +1,6 @@
-"""What AMD's assembly kernels do sooner than the rules allow, and why each of these habits is accepted.
+"""What AMD's assembly kernels do sooner than the rules allow.
 
-Nothing can be inserted into a code object, so a finding is either explained here or refuses the code object. An
+AMD's code objects cannot be rewritten: each finding is listed here as harmless, or the object is refused. An
 explanation is a guess about the hardware: nobody has measured it. What speaks for each habit is that AMD's library
 executes these places in every call that has them.
 """

@@ -39,7 +39,7 @@ def _beyond(kernel: Kernel, target: str) -> Iterator[str]:
 
 
 def _unwritten(kernel: Kernel) -> Iterator[str]:
-    """Reads of M0 and VCC that some path reaches without a write. EXEC is set when a wave starts."""
+    """Reads of M0 or VCC without a write before them on every path. EXEC is set when a wave starts."""
     watched = isa.M0 | isa.VCC
     written: dict[int, int] = {0: 0}
     work = [0] if kernel.instructions else []

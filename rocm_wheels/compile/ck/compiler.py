@@ -77,7 +77,8 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
         image = (scratch / "unit.co").read_bytes()
     found = codeobject.read_all(image)
     if sorted(found) != sorted(instance.symbol for instance in instances):
-        raise CompileFailed(f"{name} for {target} came out with the kernels {', '.join(sorted(found))}")
+        wanted = ", ".join(sorted(instance.symbol for instance in instances))
+        raise CompileFailed(f"{name} for {target} holds kernels {', '.join(sorted(found))}, expected {wanted}")
     entries = {}
     for instance in instances:
         kernel, body = found[instance.symbol], function(assembly, instance.symbol)

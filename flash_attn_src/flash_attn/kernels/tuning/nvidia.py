@@ -1,8 +1,8 @@
 """Tiles of NVIDIA GPUs, used by the tests on such GPUs and by the compiler's tests.
 
 measured: fastest on an H200 with code of Triton 3.7.1, by `benchmarks/tune.py`, in bf16: full, causal and window, and
-each kind that has a tile of its own; `fwd-v` on an H100, full and causal, 2026-11-25. Head dim 32 was measured plain
-alone. fp16 takes the tile of bf16.
+each kind that has a tile of its own; `fwd-v` on an H100, full and causal, 2026-11-25. Head dim 32: only plain was
+measured. fp16 takes the tile of bf16.
 by size: not measured. The tile is smaller by the size of the elements.
 """
 
