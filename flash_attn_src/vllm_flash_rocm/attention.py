@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from flash_attn import calls
 from flash_attn.arguments import check_kvcache
+from flash_attn.calls import CacheCall, Options, replace
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fp8_cache import has_wide_queries, set_descales
 
 from vllm_flash_rocm.metadata import Part
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a layer has in common for all calls.
-
-    softmax_scale   factor of q @ k^T
-    window_left     keys before the last visible one that a query sees; -1: all
-    softcap         > 0: scores become softcap * tanh(score / softcap)
-    alibi_slopes    fp32 (heads,) or None
-    sinks           (heads,) or None: a score of each head that joins the sum of the softmax
-    """
-
-    softmax_scale: float
-    window_left: int
-    softcap: float
-    alibi_slopes: torch.Tensor | None
-    sinks: torch.Tensor | None
 
 
 def attend(
@@ -41,19 +21,16 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention of a part's queries (tokens, heads, head_size), in their shape.
 
-    caches: pages of keys and values (pages, page_size, heads_k, head_size). scales: fp32, one element each, of caches
-    in FP8. Raises TypeError, ValueError or NotImplementedError naming what does not fit.
+    caches: pages of keys and values (pages, page_size, heads_k, head_size). options: of the layer. scales: fp32, one
+    element each, of caches in FP8. Raises TypeError, ValueError or NotImplementedError naming what does not fit.
     """
     rows = query[part.first : part.stop]
     keys, values = caches
-    scores = calls.Options(
-        softmax_scale=options.softmax_scale, causal=True, softcap=options.softcap, alibi_slopes=options.alibi_slopes,
-        s_aux=options.sinks, window_size=(options.window_left, -1 if options.window_left < 0 else 0),
-    )  # fmt: skip
-    call = calls.CacheCall(
-        q=rows if part.cu_seqlens_q is not None else rows[:, None], k_cache=keys, v_cache=values, options=scores,
-        cache_seqlens=part.seq_lens, block_table=part.block_table, cu_seqlens_q=part.cu_seqlens_q,
-        max_seqlen_q=0 if part.cu_seqlens_q is None else part.max_query_len, max_seqlen_k=max_seq_len,
+    call = CacheCall(  # with options of its own, which the checks complete
+        q=rows if part.cu_seqlens_q is not None else rows[:, None], k_cache=keys, v_cache=values,
+        options=replace(options), cache_seqlens=part.seq_lens, block_table=part.block_table,
+        cu_seqlens_q=part.cu_seqlens_q, max_seqlen_q=0 if part.cu_seqlens_q is None else part.max_query_len,
+        max_seqlen_k=max_seq_len,
     )  # fmt: skip
     descales = (None, None, None)
     if scales is not None:

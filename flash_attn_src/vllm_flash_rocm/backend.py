@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from flash_attn.calls import Options
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
-from vllm_flash_rocm.attention import Options, attend
+from vllm_flash_rocm.attention import attend
 from vllm_flash_rocm.cache import FP8_CACHES, key_and_value, write
 from vllm_flash_rocm.metadata import FlashRocmMetadata, FlashRocmMetadataBuilder
 
@@ -119,7 +120,8 @@ class FlashRocmImpl(AttentionImpl[FlashRocmMetadata]):
                 raise ValueError(f"{name}: got {len(values)} values, wanted {num_heads}, one a head")
         slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         left = -1 if sliding_window is None else sliding_window - 1
-        self.options = Options(self.scale, left, logits_soft_cap or 0.0, slopes, sinks)
+        window = (left, -1 if left < 0 else 0)
+        self.options = Options(self.scale, True, window, logits_soft_cap or 0.0, alibi_slopes=slopes, s_aux=sinks)
         self._fp8 = current_platform.fp8_dtype() if kv_cache_dtype in FP8_CACHES else None
 
     def forward(
