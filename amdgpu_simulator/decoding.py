@@ -27,7 +27,9 @@ from amdgpu_simulator.clock.record import Executed
 from amdgpu_simulator.workloads import Workload, triton
 
 KEY_HEADS, HEAD_DIM, KEYS = 8, 128, 8192
-BATCHES = (1, 2, 4, 8)
+# Sequences, and keys of each.
+BATCHES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (1024, KEYS, 32768, 131072)
 
 
 class Gpu(NamedTuple):
@@ -51,42 +53,48 @@ GPUS = {
 
 
 def table(target: str) -> Iterator[str]:
-    """Yields the header, then a line for each batch size. Raises ValueError for a GPU without a row."""
+    """Yields the header, then a line for each batch and context. Raises ValueError for a GPU without a row."""
     if target not in GPUS:
         raise ValueError(
             f"{target}: decoding knows {', '.join(GPUS)}; add a row to GPUS in amdgpu_simulator/decoding.py"
         )
-    yield f"{'batch':>5}{'splits':>8}{'programs per unit':>19}{'MiB read':>10}{'cycles':>9}{'bandwidth, %':>14}"
+    head = f"{'batch':>5}{'keys':>8}{'splits':>8}{'programs per unit':>19}"
+    yield f"{head}{'MiB read':>10}{'cycles':>10}{'bandwidth, %':>14}"
     for batch in BATCHES:
-        splits = chosen(target, batch)
-        most, cycles = launch(target, batch, splits)
-        read = batch * KEY_HEADS * KEYS * HEAD_DIM * 4
-        yield f"{batch:5}{splits:8}{most:19}{read / 2**20:10.0f}{cycles:9.0f}{100 * share(target, batch, splits):14.0f}"
+        for keys in CONTEXTS:
+            splits = chosen(target, batch, keys)
+            most, cycles = launch(target, batch, splits, keys)
+            percent = 100 * share(target, batch, splits, keys)
+            yield f"{batch:5}{keys:8}{splits:8}{most:19}{read(batch, keys) / 2**20:10.0f}{cycles:10.0f}{percent:14.0f}"
 
 
-def chosen(target: str, batch: int) -> int:
+def read(batch: int, keys: int) -> int:
+    """Bytes of the keys and values of so many sequences, bf16."""
+    return batch * KEY_HEADS * keys * HEAD_DIM * 4
+
+
+def chosen(target: str, batch: int, keys: int = KEYS) -> int:
     """The number of splits that flash_attn chooses."""
     workload = _workload(target)
-    blocks = -(-KEYS // workload.entry["constants"]["BLOCK_N"])
+    blocks = -(-keys // workload.entry["constants"]["BLOCK_N"])
     units = GPUS[target].units * targets.get(target).multiprocessor_units
     return profitable_splits(batch * KEY_HEADS, blocks, units, workload.rows)
 
 
-def share(target: str, batch: int, splits: int) -> float:
+def share(target: str, batch: int, splits: int, keys: int = KEYS) -> float:
     """The part of the memory bandwidth that a launch uses."""
     gpu = GPUS[target]
-    read = batch * KEY_HEADS * KEYS * HEAD_DIM * 4
-    return read / (launch(target, batch, splits)[1] / gpu.clock * gpu.bandwidth)
+    return read(batch, keys) / (launch(target, batch, splits, keys)[1] / gpu.clock * gpu.bandwidth)
 
 
 @cache
-def launch(target: str, batch: int, splits: int) -> tuple[int, float]:
+def launch(target: str, batch: int, splits: int, context: int = KEYS) -> tuple[int, float]:
     """(programs of the busiest unit, cycles of the launch)."""
     workload, gpu = _workload(target), GPUS[target]
     most = -(-batch * KEY_HEADS * splits // gpu.units)
     fits = measure.resident(target, workload.entry)
     full, left = divmod(most, fits)
-    keys = KEYS / splits
+    keys = context / splits
     return most, full * _cycles(target, fits, keys) + (_cycles(target, left, keys) if left else 0)
 
 

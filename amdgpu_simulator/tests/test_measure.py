@@ -160,12 +160,15 @@ def test_decoding_on_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(decoding, "_played", lambda _target, groups, length: 500.0 + 64 * groups * length)
     command.main(["decoding", "gfx1100"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [row[:4] for row in rows] == [
-        ["1", "24", "4", "32"],
-        ["2", "12", "4", "64"],
-        ["4", "6", "4", "128"],
-        ["8", "3", "4", "256"],
+    assert len(rows) == len(decoding.BATCHES) * len(decoding.CONTEXTS)
+    assert [row[:5] for row in rows if row[1] == "8192"][:4] == [
+        ["1", "8192", "24", "4", "32"],
+        ["2", "8192", "12", "4", "64"],
+        ["4", "8192", "6", "4", "128"],
+        ["8", "8192", "3", "4", "256"],
     ]
-    assert 90 < int(rows[0][-1]) < 100
+    of_one = {row[1]: int(row[-1]) for row in rows if row[0] == "1"}
+    assert of_one["1024"] < of_one["8192"] < 100  # the start of a program weighs more where it reads less
+    assert 90 < of_one["8192"]
     with pytest.raises(SystemExit, match="gfx942: decoding knows gfx1030, gfx1100"):
         command.main(["decoding", "gfx942"])
