@@ -202,6 +202,24 @@ def test_gradients_of_rows_of_many_sizes() -> None:
     check_gradients(flash_attn_func, inputs, dout, {})
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.usefixtures("flushing")
+def test_dq_of_small_rows_beside_a_large_one(dim: int) -> None:
+    """One power of two for a head would leave the gradients of the small rows' scores subnormal."""
+    q, k, v = normal((1, 50, 2, dim), (1, 50, 1, dim), (1, 50, 1, dim))
+    (dout,) = normal((1, 50, 2, dim), size=2e-5)
+    dout[:, 0] = 50.0 * torch.randn(1, 2, dim, generator=torch.Generator().manual_seed(2))
+    mine, *_ = gradients(lambda *x: flash_attn_func(*x, causal=True), [q, k, v], dout)
+    wide = [x.double() for x in (q, k, v)]
+    exact, *_ = gradients(lambda *x: attention(*x, causal=True, dtype=torch.float64)[0], wide, dout)
+    same, *_ = gradients(lambda *x: attention(*x, causal=True)[0], [q, k, v], dout)
+    small = slice(1, None)
+    unit = 1.0 / float(exact[:, small].abs().max())
+    assert_close(
+        "dq", mine[:, small].double() * unit, exact[:, small] * unit, rough=same[:, small].double() * unit, tiny=1e-3
+    )
+
+
 @pytest.mark.usefixtures("flushing")
 def test_gradients_of_packed_sequences_with_garbage_outside() -> None:
     starts = torch.tensor([3, 40, 40, 80], dtype=torch.int32)

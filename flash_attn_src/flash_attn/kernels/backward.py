@@ -6,7 +6,8 @@ dk = scale * ds^T q (Dao et al., FlashAttention, 2022, algorithm 4). One program
 order, so every run gives the same result.
 
 Where the matrix unit flushes subnormals, `backward_norms` runs first. Then p is 2 ** WEIGHT_SHIFT times as large for
-dv, dout is multiplied by a power of two before its products, and so is ds. All is undone on the fp32 accumulators.
+dv, dout is multiplied by a power of two before its products, and so is ds: one for each row in dq, one for each head in
+dk and dv, which are sums over rows. All is undone on the fp32 accumulators.
 """
 
 from __future__ import annotations
@@ -67,14 +68,32 @@ def _exponent(square):
 
 @triton.jit
 def gradient_exponents(norms, plane):
-    """The powers of two for (dout, ds) of a key head: `norms` are what `backward_norms` found, plane is its number.
+    """The powers of two for (dout, ds) of a key head: `norms` are what `backward_norms` found, plane is its number."""
+    return _exponents(tl.load(norms + 2 * plane), norms, plane)
+
+
+@triton.jit
+def row_exponents(b_do, b_do_tail, norms, plane, BLOCK_V_TAIL: tl.constexpr):
+    """The powers of two for (dout, ds) of each query, from its own row of dout: [BLOCK_M] both.
+
+    The rows of dq are sums over keys, so each row has its own, where rows of dout differ by more than fp16 holds.
+    """
+    b_square = tl.sum(b_do.to(tl.float32) * b_do.to(tl.float32), 1)  # [BLOCK_M]
+    if BLOCK_V_TAIL:
+        b_square += tl.sum(b_do_tail.to(tl.float32) * b_do_tail.to(tl.float32), 1)
+    return _exponents(tl.where(b_square < float("inf"), b_square, 0.0), norms, plane)
+
+
+@triton.jit
+def _exponents(square, norms, plane):
+    """The powers of two for (dout, ds) where dout has rows of this squared norm.
 
     dout: its rows get norms below 2 ** 14. Up to 2 ** 15, the largest that fp16 has: from 2 ** 10 on none of its
     elements is subnormal.
     ds: at most |dout| |v| / 2, since ds = p (dp - sum of p dp) and the sum of p is at most 1. So 2 ** 15 is reached at
     most, half of what fp16 holds, and 2 ** -29 of it is not yet flushed.
     """
-    of_dout = _exponent(tl.load(norms + 2 * plane))
+    of_dout = _exponent(square)
     of_v = _exponent(tl.load(norms + 2 * plane + 1))
     for_dout = tl.minimum(tl.maximum(14 - of_dout, -8), 15)
     for_ds = tl.minimum(tl.maximum(16 - of_dout - of_v, -32), 64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.backward import grad_scores, gradient_exponents, lost_by_rounding, power_of_two
+from flash_attn.kernels.backward import grad_scores, lost_by_rounding, power_of_two, row_exponents
 from flash_attn.kernels.blocks import listed, listed_bounds
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_Q,
@@ -177,8 +177,9 @@ def attn_bwd_dq(
     dout_factor = None
     dp_factor = None
     if WEIGHT_SHIFT:
-        for_dout, for_ds = gradient_exponents(norms, batch * (nheads // group) + head // group)
-        dout_factor, dp_factor = power_of_two(for_dout), power_of_two(for_ds - for_dout)
+        kv_plane = batch * (nheads // group) + head // group
+        for_dout, for_ds = row_exponents(b_do, b_do_tail, norms, kv_plane, BLOCK_V_TAIL)  # [BLOCK_M] both
+        dout_factor, dp_factor = power_of_two(for_dout)[:, None], power_of_two(for_ds - for_dout)[:, None]
         b_do, b_do_tail = rescaled(b_do, dout_factor), rescaled(b_do_tail, dout_factor)
         b_delta = b_delta * power_of_two(for_ds)
     b_lse = tl.load(p_lse + offs_m, mask=pos_m < sq, other=float("inf"))  # [BLOCK_M]
@@ -233,5 +234,8 @@ def attn_bwd_dq(
     if SCORE_MOD == "dropout" or SCORE_MOD == "any":
         scale /= 1.0 - p_dropout
     if WEIGHT_SHIFT:
-        scale *= power_of_two(-for_ds)
-    store_pair(p_dq, b_dq * scale, b_dq_tail * scale, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, BLOCK_D_TAIL)
+        b_scale = scale * power_of_two(-for_ds)[:, None]  # [BLOCK_M, 1]
+        b_dq, b_dq_tail = b_dq * b_scale, b_dq_tail * b_scale
+    else:
+        b_dq, b_dq_tail = b_dq * scale, b_dq_tail * scale
+    store_pair(p_dq, b_dq, b_dq_tail, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, BLOCK_D_TAIL)
