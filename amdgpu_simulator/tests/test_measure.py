@@ -169,6 +169,6 @@ def test_decoding_on_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
     of_one = {row[1]: int(row[-1]) for row in rows if row[0] == "1"}
     assert of_one["1024"] < of_one["8192"] < 100  # the start of a program weighs more where it reads less
-    assert 90 < of_one["8192"]
+    assert of_one["8192"] > 90
     with pytest.raises(SystemExit, match="gfx942: decoding knows gfx1030, gfx1100"):
         command.main(["decoding", "gfx942"])
