@@ -41,12 +41,10 @@ def choose() -> Exception | None:
     torch's own kernel runs afterwards, on that GPU: torch may have kernels for it alone.
     """
     try:
-        import flash_attn  # noqa: F401
+        from flash_attn.diagnosis.selftest import machine
+        from flash_attn.runtime.build_info import load
 
         if torch.cuda.is_available():
-            from flash_attn.diagnosis.selftest import machine
-            from flash_attn.runtime.build_info import load
-
             torch.cuda.set_device(machine.chosen(load().targets) or 0)
     except Exception as error:
         return error
