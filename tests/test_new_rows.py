@@ -18,7 +18,7 @@ KERNELS = "flash_attn_src/flash_attn/kernels"
 RUNTIME = "flash_attn_src/flash_attn/runtime"  # reads the store that is written
 
 # gfx1013 is a GPU of RDNA 1 that this project does not support. `fwd-twin` is the forward under another name.
-TARGET_ROW = 'TARGETS |= _rows(_RDNA2, "gfx1013", hazards=_GFX10, elf_machine=0x42)\n'
+TARGET_ROW = 'TARGETS |= _rows(_RDNA2, "gfx1013", hazards=_GFX101, elf_machine=0x42)\n'
 OPERATION_ROW = """
 OPERATIONS["fwd-twin"] = replace(
     _FORWARD, name="fwd-twin", dtypes=("bf16",), sizes=(64,), kinds=("plain",), tile_of="fwd"

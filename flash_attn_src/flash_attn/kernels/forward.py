@@ -23,7 +23,7 @@ from flash_attn.kernels.common import (
     sum_of_weights,
 )
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
-from flash_attn.kernels.groups import Bounds, Pages, Rows, ScoreMod, Scores, Tile
+from flash_attn.kernels.groups import Bounds, Pages, Rows, ScoreMod, Scores, Softmax, Tile
 from flash_attn.kernels.lazy_rescale import HEADROOM, grown, scale_rows
 from flash_attn.kernels.scores import add_sink, apply_mask, join_sinks, load_bias, load_sinks, load_slope, modified
 from flash_attn.kernels.tiles import (
@@ -111,9 +111,7 @@ def _no_weights(BLOCK_M: tl.constexpr, NUM_PARTIAL_SUMS: tl.constexpr):
 @triton.jit
 def _attend_block(
     b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, q, k, v, n, first, pos_m, bounds, page, pages, scores,
-    TILE, USE_MASK: tl.constexpr, MOD, PAGE_MODE: tl.constexpr, ROUND_HALF_UP: tl.constexpr,
-    BREAK_DOT_CHAIN: tl.constexpr, NUM_PARTIAL_SUMS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
-    LAZY_RESCALE: tl.constexpr,
+    TILE, USE_MASK: tl.constexpr, MOD, PAGE_MODE: tl.constexpr, SOFTMAX,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
@@ -158,11 +156,11 @@ def _attend_block(
         b_v, b_v_tail = load_pair(  # [BLOCK_N, BLOCK_V], [BLOCK_N, BLOCK_V_TAIL]
             v, start, offs_n, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, USE_MASK
         )
-    if BREAK_DOT_CHAIN:
+    if SOFTMAX.BREAK_DOT_CHAIN:
         if n < bounds.seqlen_k:
             b_p, b_alpha, b_m_new, b_l, _, _ = _weights(
                 b_acc, b_acc_tail, b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD,
-                NUM_PARTIAL_SUMS, WEIGHT_SHIFT, 0,
+                SOFTMAX.NUM_PARTIAL_SUMS, SOFTMAX.WEIGHT_SHIFT, 0,
             )  # fmt: skip
             b_p = b_p.to(b_v.dtype)
         else:
@@ -170,9 +168,9 @@ def _attend_block(
     else:
         b_p, b_alpha, b_m_new, b_l, b_acc, b_acc_tail = _weights(
             b_acc, b_acc_tail, b_s, b_m, b_l, first, pos_m, n, pos_n, bounds, scores, USE_MASK, MOD,
-            NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE,
+            SOFTMAX.NUM_PARTIAL_SUMS, SOFTMAX.WEIGHT_SHIFT, SOFTMAX.LAZY_RESCALE,
         )  # fmt: skip
-    if not LAZY_RESCALE:
+    if not SOFTMAX.LAZY_RESCALE:
         b_acc = b_acc * b_alpha[:, None]
         if TILE.BLOCK_V_TAIL:
             b_acc_tail = b_acc_tail * b_alpha[:, None]
@@ -184,7 +182,7 @@ def _attend_block(
             )  # fmt: skip
             b_p = apply_dropout(b_p, b_keep, scores.p_dropout)
     b_acc, b_acc_tail = add_product(
-        cast(b_p, b_v.dtype, ROUND_HALF_UP), b_v, b_v_tail, b_acc, b_acc_tail, TILE.BLOCK_V_TAIL
+        cast(b_p, b_v.dtype, SOFTMAX.ROUND_HALF_UP), b_v, b_v_tail, b_acc, b_acc_tail, TILE.BLOCK_V_TAIL
     )
     return b_acc, b_acc_tail, b_m_new, b_l
 
@@ -332,8 +330,8 @@ def attn_fwd(
             b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, Rows(p_q, stride_qm, sq - first, head_dim, offs_d, offs_t),
             rows_k, rows_v, n, first, pos_m, bounds, page, pages, scores,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE, ROUND_HALF_UP, BREAK_DOT_CHAIN,
-            NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE,
+            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE,
+            Softmax(ROUND_HALF_UP, BREAK_DOT_CHAIN, NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE),
         )  # fmt: skip
         page = next_page
     if PAGE_MODE != PAGE_PER_KEY and BLOCK_K >= BLOCK_D + BLOCK_D_TAIL:
@@ -357,8 +355,8 @@ def attn_fwd(
             b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, Rows(p_q, stride_qm, sq - first, head_dim, offs_d, offs_t),
             rows_k, rows_v, n, first, pos_m, bounds, page, pages, scores,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE, ROUND_HALF_UP, BREAK_DOT_CHAIN,
-            NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE,
+            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE,
+            Softmax(ROUND_HALF_UP, BREAK_DOT_CHAIN, NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE),
         )  # fmt: skip
 
     if NUM_PARTIAL_SUMS > 1:

@@ -127,6 +127,17 @@ class Tile(NamedTuple):
     BLOCK_K: Any
 
 
+class Softmax(NamedTuple):
+    """How weights are made: WEIGHT_SHIFT, NUM_PARTIAL_SUMS, LAZY_RESCALE, see `forward.attn_fwd`; BREAK_DOT_CHAIN, see
+    `forward._attend_block`; ROUND_HALF_UP, see `common.cast`."""
+
+    ROUND_HALF_UP: Any
+    BREAK_DOT_CHAIN: Any
+    NUM_PARTIAL_SUMS: Any
+    WEIGHT_SHIFT: Any
+    LAZY_RESCALE: Any
+
+
 class PagedRows(NamedTuple):
     """Rows of one head of a cache.
 
