@@ -10,7 +10,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, download, codeobject, isa, manifest | what compilers share, and the form of a manifest |
-| compile/check | stage, instructions, flow, forms, habits, hazards, rules, pending, matrix, scan, scalars, resources, cures | hazards |
+| compile/check | stage, instructions, flow, forms, habits, scan, scalars, resources | a checked code object |
+| compile/check | hazards, rules, pending, matrix, cures | hazards |
 | compile/triton | units, tile_table, compiler, barriers, priorities, retarget, hazards | a code object of Triton |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
