@@ -270,7 +270,7 @@ def compiled(name: str, *, windows: bool = False) -> bool:
     Triton compiles for no GPU of the Vega generation.
     """
     row = TARGETS.get(name)
-    if row is None or not name.startswith("gfx") or (row.family == "cdna" and row.matrix_unit is None):
+    if row is None or row.family == "nvidia" or (row.family == "cdna" and row.matrix_unit is None):
         return False
     return not windows or (row.family.startswith("rdna") and name != "gfx1250")
 
