@@ -19,6 +19,9 @@ else
     echo "note: licences and sources of the dependencies are not checked: run ./build_rocm.sh --setup crate for cargo-deny"
 fi
 cargo clippy --locked --all-targets --quiet -- -D warnings
+# The library for C takes the crate without candle.
+cargo fmt --check --manifest-path ../libflash_attn_rocm/Cargo.toml
+cargo clippy --locked --all-targets --quiet --manifest-path ../libflash_attn_rocm/Cargo.toml -- -D warnings
 cargo doc --locked --no-deps --quiet
 # The lints compile the examples. Linking them here would take as long as the tests.
 cargo test --locked --quiet --lib --tests

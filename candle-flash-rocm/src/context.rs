@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
+use crate::driver::{Gpu, Kernels, Platform, Stream};
 use crate::error::{Error, Result};
 use crate::raw::host::Session;
 use crate::raw::Workspace;
@@ -66,22 +66,6 @@ struct Inner {
     workspace: Mutex<Workspace>,
 }
 
-/// Opens the GPU with this number and the store of its target, with the planner library next to the
-/// store if there is one.
-pub(crate) fn open_kernels(platform: Platform, ordinal: usize, stores: &Stores) -> Result<Kernels> {
-    let gpu = Gpu::open(Driver::open(platform)?, ordinal)?;
-    let store = stores.for_gpu(gpu.target(), gpu.hip())?;
-    let planner = match (store.planner(), stores.planner()) {
-        (Some(sha256), Some(path)) => Some(Planner::verified(&path, sha256)?),
-        _ => None,
-    };
-    let kernels = Kernels::new(gpu, store)?;
-    Ok(match planner {
-        Some(planner) => kernels.with_planner(planner),
-        None => kernels,
-    })
-}
-
 impl RocmContext {
     /// The AMD GPU of a number, with the store that the environment variable `CANDLE_FLASH_ROCM_STORE` names: a file
     /// `gfx942.zip`, a wheel of `flash_attn`, or a directory of stores.
@@ -102,7 +86,7 @@ impl RocmContext {
     ///
     /// As [`RocmContext::new`].
     pub fn with_stores(ordinal: usize, stores: &Stores) -> Result<Self> {
-        Self::with_kernels(open_kernels(Platform::Hip, ordinal, stores)?)
+        Self::with_kernels(Kernels::open(Platform::Hip, ordinal, stores)?)
     }
 
     fn with_kernels(kernels: Kernels) -> Result<Self> {

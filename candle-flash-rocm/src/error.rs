@@ -71,6 +71,7 @@ pub enum Error {
         source: Option<DriverCode>,
     },
     /// An error of candle.
+    #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
@@ -110,6 +111,7 @@ impl Error {
     /// # Ok(())
     /// # }
     /// ```
+    #[cfg(feature = "candle")]
     #[must_use]
     pub fn in_candle(error: &candle_core::Error) -> Option<&Self> {
         use candle_core::Error as Candle;
@@ -126,6 +128,12 @@ impl Error {
         }
     }
 
+    /// An error about an argument: its name, its value, and what the function takes.
+    #[allow(clippy::needless_pass_by_value)] // so that a caller passes a number, a literal or a format! as it is
+    pub fn argument(name: &'static str, found: impl ToString, wanted: impl ToString) -> Self {
+        Self::Argument { name, found: found.to_string(), wanted: wanted.to_string() }
+    }
+
     /// An error about a kernel store, without a cause.
     pub(crate) fn store(reason: String) -> Self {
         Self::Store { reason, source: None }
@@ -137,6 +145,7 @@ impl Error {
     }
 }
 
+#[cfg(feature = "candle")]
 impl From<Error> for candle_core::Error {
     /// Wraps the error so that candle prints its message alone and `Error::in_candle` finds it: of candle's variants
     /// with an error inside, `Io` is the one that keeps both.
@@ -148,10 +157,9 @@ impl From<Error> for candle_core::Error {
     }
 }
 
-/// An error about an argument.
-#[allow(clippy::needless_pass_by_value)] // so that a caller passes a number, a literal or a format! as it is
+/// [`Error::argument`] as a result.
 pub(crate) fn argument<T>(name: &'static str, found: impl ToString, wanted: impl ToString) -> Result<T> {
-    Err(Error::Argument { name, found: found.to_string(), wanted: wanted.to_string() })
+    Err(Error::argument(name, found, wanted))
 }
 
 /// Zeros in host memory. If the host lacks memory, `Error::OutOfMemory` instead of an abort.

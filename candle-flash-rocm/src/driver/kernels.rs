@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::api::{Handle, Select};
 use super::gpu::{Gpu, Stream};
 use super::planner::Planner;
+use super::{Driver, Platform};
 use crate::error::{Error, Result};
 use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Sources, Tile};
-use crate::store::{Kernel, Parameter, Store};
+use crate::store::{Kernel, Parameter, Store, Stores};
 
 /// Bytes of dynamic shared memory that a CUDA kernel may use without opting in to more.
 const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
@@ -43,6 +44,26 @@ union Slot {
 }
 
 impl Kernels {
+    /// Opens the GPU with this number and the store of its target. Composable Kernel serves the calls that it can if the
+    /// planner library, whose digest the store's manifest names, is next to the store.
+    ///
+    /// # Errors
+    ///
+    /// If the driver does not open, there is no such GPU, or no store for it.
+    pub fn open(platform: Platform, ordinal: usize, stores: &Stores) -> Result<Self> {
+        let gpu = Gpu::open(Driver::open(platform)?, ordinal)?;
+        let store = stores.for_gpu(gpu.target(), gpu.hip())?;
+        let planner = match (store.planner(), stores.planner()) {
+            (Some(sha256), Some(path)) => Some(Planner::verified(&path, sha256)?),
+            _ => None,
+        };
+        let kernels = Self::new(gpu, store)?;
+        Ok(match planner {
+            Some(planner) => kernels.with_planner(planner),
+            None => kernels,
+        })
+    }
+
     /// The kernels of a store for a device.
     ///
     /// # Errors
@@ -154,7 +175,7 @@ impl Kernels {
             return Ok(());
         }
         check_arguments(name, kernel, &launch.arguments)?;
-        if self.gpu.platform() == super::Platform::Hip
+        if self.gpu.platform() == Platform::Hip
             && u64::from(launch.grid[0]) * u64::from(kernel.threads) > u64::from(u32::MAX)
         {
             return Err(Error::Unsupported(format!(

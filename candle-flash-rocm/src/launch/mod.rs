@@ -201,7 +201,12 @@ impl Shape {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Compares the sizes with the kernels' limits.
+    ///
+    /// # Errors
+    ///
+    /// If a size does not fit, with its name.
+    pub fn check(&self) -> Result<()> {
         if self.heads_k == 0 || !self.heads.is_multiple_of(self.heads_k) {
             return argument("heads_k", self.heads_k, format!("a divisor of heads, {}", self.heads));
         }

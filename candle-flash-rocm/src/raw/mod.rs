@@ -41,16 +41,19 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "candle")]
 pub(crate) mod host;
 #[cfg(any(feature = "cuda", rocm_device))]
 pub(crate) mod resident;
 #[cfg(rocm_device)]
 mod rocm;
+mod scratch;
 mod workspace;
 
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
 use crate::launch::{Backward, Forward, Step};
+pub use scratch::{Call, Scratch};
 pub use workspace::Workspace;
 
 /// Launches a forward on a stream.

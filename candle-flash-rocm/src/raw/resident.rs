@@ -13,7 +13,6 @@ use candle_core::{DType, Device, Layout, Storage, Tensor};
 
 use super::{run, Workspace};
 use crate::arguments::{Options, Sizes, Varlen};
-use crate::context::open_kernels;
 use crate::driver::{Kernels, Platform, Stream};
 use crate::error::{argument, Error, Result};
 use crate::launch::{Backward, Dtype, Forward, Memory, Operand, Pages, Shape, Sources, Step};
@@ -69,7 +68,7 @@ fn open(platform: Platform, ordinal: usize) -> Result<Arc<Kernels>> {
     if let Some(found) = opened.get(&(platform, ordinal)) {
         return Ok(found.clone());
     }
-    let found = Arc::new(open_kernels(platform, ordinal, &Stores::from_environment()?)?);
+    let found = Arc::new(Kernels::open(platform, ordinal, &Stores::from_environment()?)?);
     opened.insert((platform, ordinal), found.clone());
     Ok(found)
 }

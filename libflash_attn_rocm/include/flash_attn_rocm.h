@@ -1,0 +1,130 @@
+/* Flash attention on AMD GPUs: forward and backward, for programs in C and other languages.
+ *
+ *     flash_attn_rocm *gpu;
+ *     flash_attn_rocm_open("gfx942.zip", 0, &gpu);
+ *     flash_attn_rocm_forward_scratch(gpu, &call, &bytes);          ask for scratch memory, allocate it
+ *     flash_attn_rocm_forward(gpu, &call, scratch, bytes, stream);  launch on a hipStream_t; nothing waits
+ *
+ * Neither this header nor the library needs HIP's headers: the library opens libamdhip64.so when it is first used. A
+ * function returns FLASH_ATTN_ROCM_OK or the kind of an error, and flash_attn_rocm_error() then has the message, which
+ * names the wrong value and a remedy. A call that returns an error because of its arguments has launched nothing. All
+ * functions may be called by several threads at once.
+ */
+#ifndef FLASH_ATTN_ROCM_H
+#define FLASH_ATTN_ROCM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The interface's number. It grows with each release that adds fields at the end of a struct. */
+#define FLASH_ATTN_ROCM_INTERFACE 1
+
+enum {
+    FLASH_ATTN_ROCM_OK = 0,
+    FLASH_ATTN_ROCM_ARGUMENT = 1,       /* an argument that is invalid on every GPU */
+    FLASH_ATTN_ROCM_UNSUPPORTED = 2,    /* a valid call for which there are no kernels on any GPU */
+    FLASH_ATTN_ROCM_MISSING_KERNEL = 3, /* a kernel that this store lacks */
+    FLASH_ATTN_ROCM_STORE = 4,          /* a kernel store that is missing, damaged, or of another release */
+    FLASH_ATTN_ROCM_OUT_OF_MEMORY = 5,
+    FLASH_ATTN_ROCM_WRONG_DEVICE = 6, /* a GPU number that does not exist */
+    FLASH_ATTN_ROCM_DRIVER = 7,       /* a HIP runtime that is missing, or that refused a call */
+    FLASH_ATTN_ROCM_INTERNAL = 8      /* a defect of this library: please report the message */
+};
+
+enum { FLASH_ATTN_ROCM_FP16 = 0, FLASH_ATTN_ROCM_BF16 = 1, FLASH_ATTN_ROCM_FP32 = 2 };
+
+/* A tensor in GPU memory, of shape (batch, rows, heads, head_dim), or (rows, heads, head_dim) with batch_stride 0. Strides
+ * are in elements; the head dim is dense. Address and strides are multiples of 16 bytes. */
+typedef struct {
+    void *data;
+    int64_t batch_stride; /* from one sequence to the next; of keys and values in pages: from one page to the next */
+    int64_t row_stride;
+    int64_t head_stride;
+} flash_attn_rocm_tensor;
+
+/* Sizes and options that a forward and its backward have in common. Zero is no option, except for the windows. */
+typedef struct {
+    int32_t dtype;   /* FLASH_ATTN_ROCM_FP16, _BF16 or _FP32: elements of q, k, v, out and their gradients */
+    int32_t causal;  /* 1: each query sees the keys up to its own position, where the last query sees the last key */
+    int64_t batch;   /* sequences */
+    int64_t heads;   /* of q, a multiple of heads_k */
+    int64_t heads_k; /* of k and v */
+    int64_t head_dim; /* a multiple of 8 up to 512 */
+    int64_t seqlen_q; /* queries of the longest sequence */
+    int64_t seqlen_k; /* keys of the longest sequence */
+    int64_t total_q;  /* rows of q in all, with cu_seqlens_q; else 0 */
+    int64_t total_k;  /* rows of k in all, with cu_seqlens_k; else 0 */
+    float softmax_scale; /* factor of the scores, commonly 1 / sqrt(head_dim) */
+    float softcap;       /* scores become softcap * tanh(score / softcap); 0: none */
+    int64_t window_left;  /* keys that a query sees before its position; -1: all */
+    int64_t window_right; /* keys that a query sees after its position; -1: all */
+    const float *alibi_slopes;     /* GPU memory, fp32 (heads); NULL: none */
+    const int32_t *cu_seqlens_q;   /* GPU memory, int32 (batch + 1): where each sequence of packed rows starts; or NULL */
+    const int32_t *cu_seqlens_k;   /* as cu_seqlens_q, for keys; the same address if each sequence has as many keys */
+} flash_attn_rocm_shape;
+
+typedef struct {
+    size_t struct_size; /* sizeof(flash_attn_rocm_forward_call) */
+    flash_attn_rocm_shape shape;
+    flash_attn_rocm_tensor q, k, v, out;
+    float *lse; /* GPU memory, fp32 (batch, heads, seqlen_q) or (heads, total_q), dense: natural logarithms of the sums of
+                   exp(score), which a backward reads; NULL: scratch memory, not kept */
+    const int32_t *block_table; /* GPU memory, int32 (batch, block_table_columns): pages of k and v; NULL: no pages */
+    int64_t block_table_stride; /* elements from one row to the next */
+    int64_t block_table_columns;
+    int64_t page_size;          /* rows of a page */
+    const int32_t *seqlens_k;   /* GPU memory, int32 (batch): keys of each packed sequence; lets decoding split the keys;
+                                   NULL: unknown */
+} flash_attn_rocm_forward_call;
+
+typedef struct {
+    size_t struct_size; /* sizeof(flash_attn_rocm_backward_call) */
+    flash_attn_rocm_shape shape;
+    flash_attn_rocm_tensor dout, q, k, v, out;
+    const float *lse;                  /* of the forward */
+    flash_attn_rocm_tensor dq, dk, dv; /* results; dk and dv are dense */
+} flash_attn_rocm_backward_call;
+
+/* The kernels of a store on a GPU. */
+typedef struct flash_attn_rocm flash_attn_rocm;
+
+/* The version of the library, such as "0.1.0". */
+const char *flash_attn_rocm_version(void);
+
+/* The message of this thread's last error, until this thread's next call; "" if there was none. */
+const char *flash_attn_rocm_error(void);
+
+/* Opens GPU number `device` with the store of its target. stores: a store `<target>.zip`, a wheel of flash_attn, or a
+ * directory of stores; NULL: the path in the environment variable CANDLE_FLASH_ROCM_STORE. The HIP runtime is the library
+ * that CANDLE_FLASH_ROCM_HIP names, else the first found of libamdhip64.so.7, .so.6, .so. */
+int flash_attn_rocm_open(const char *stores, int device, flash_attn_rocm **opened);
+
+/* Closes it. Work that is still on a stream must have finished. NULL is allowed. */
+void flash_attn_rocm_close(flash_attn_rocm *opened);
+
+/* The GPU's target, such as "gfx942", as long as `opened` is open. */
+const char *flash_attn_rocm_target(const flash_attn_rocm *opened);
+
+/* Bytes of scratch memory that a call needs, 0 for most. They depend on sizes, options, strides, and on which addresses
+ * are NULL, not on addresses: plan once, allocate once. */
+int flash_attn_rocm_forward_scratch(const flash_attn_rocm *opened, const flash_attn_rocm_forward_call *call, size_t *bytes);
+int flash_attn_rocm_backward_scratch(const flash_attn_rocm *opened, const flash_attn_rocm_backward_call *call,
+                                     size_t *bytes);
+
+/* Launches a call on a stream (hipStream_t; NULL is the default stream) and returns. scratch: GPU memory of so many bytes,
+ * its address a multiple of 256; NULL where 0 bytes are needed. All memory stays valid until the stream has come to the
+ * call's end. */
+int flash_attn_rocm_forward(const flash_attn_rocm *opened, const flash_attn_rocm_forward_call *call, void *scratch,
+                            size_t bytes, void *stream);
+int flash_attn_rocm_backward(const flash_attn_rocm *opened, const flash_attn_rocm_backward_call *call, void *scratch,
+                             size_t bytes, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
