@@ -1,5 +1,5 @@
 /* The loop of a language model: a prompt at once, then token after token, over one cache of keys and values. The results
- * have to be those of all tokens at once.
+ * must equal a call with all tokens at once.
  *
  *     decode gfx942.zip
  *
@@ -16,7 +16,7 @@ static flash_attn_rocm *gpu;
 static void *scratch;
 static size_t scratch_bytes;
 
-/* A sequence of rows, dense, of which the calls may use a part. */
+/* One sequence of CACHE dense rows. A call may use only the first rows. */
 static flash_attn_rocm_tensor rows(int heads, void *data) {
     flash_attn_rocm_tensor tensor = {data, (int64_t)CACHE * heads * DIM, (int64_t)heads * DIM, DIM};
     return tensor;

@@ -8,7 +8,7 @@ use crate::launch::{Backward, Forward, Memory, Step};
 /// Bytes that the addresses of scratch memory are multiples of.
 const ALIGNMENT: u64 = 256;
 
-/// Memory of the caller's, of which a plan takes pieces from the start on.
+/// Scratch memory that the caller owns. A plan takes pieces of it in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Scratch {
     address: u64,
