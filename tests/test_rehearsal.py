@@ -80,7 +80,9 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launcher.build_for_windows(tmp_path_factory.mktemp("launcher"), cache=tmp_path_factory.mktemp("cache"))
+    return launcher.build_for_windows(
+        tmp_path_factory.mktemp("launcher"), version="2.8.3", cache=tmp_path_factory.mktemp("cache")
+    )
 
 
 def test_releases_from_an_empty_repository_on(hub: Hub, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ STATES = ("complete draft", "public", "immutable")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launcher.build_for_windows(tmp_path_factory.mktemp("launcher"), cache=tmp_path_factory.mktemp("cache"))
+    return launcher.build_for_windows(
+        tmp_path_factory.mktemp("launcher"), version="2.8.3", cache=tmp_path_factory.mktemp("cache")
+    )
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
@@ -27,10 +28,11 @@ from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_universal_plan
 from rocm_wheels.publish import assets, catalogue
-from rocm_wheels.wheel import assemble, build, launcher, pe, verdict, windows
+from rocm_wheels.wheel import assemble, build, launcher, pe, verdict, version_resource, windows
 from rocm_wheels.wheel.contents import Contents
 
 DATA = versions.load()
+_LOAD_CONFIG_BYTES = 0xC0  # csrc/launcher/windows/guard.S
 MACHINE = Machine(cores=1, available_mib=4096)
 NAME = "flash_attn-2.8.3+rocm-cp310-abi3-win_amd64.whl"
 
@@ -41,7 +43,9 @@ def planned(**env: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launcher.build_for_windows(tmp_path_factory.mktemp("launcher"), cache=tmp_path_factory.mktemp("cache"))
+    return launcher.build_for_windows(
+        tmp_path_factory.mktemp("launcher"), version="2.8.3", cache=tmp_path_factory.mktemp("cache")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +259,8 @@ def test_uv_takes_the_wheel_of_its_system(python: str, wheel: Path, tmp_path: Pa
 
 
 def test_the_header_of_the_launcher(library: Path) -> None:
-    """Its checksum, here by the sum modulo 65535, and the protections: addresses of 64 bits, moved, data not run."""
+    """Its checksum, here by the sum modulo 65535, and the protections: addresses of 64 bits, moved, data not run, and
+    Control Flow Guard."""
     content = library.read_bytes()
     optional = int.from_bytes(content[0x3C:0x40], "little") + 24
     checksum = int.from_bytes(content[optional + 64 : optional + 68], "little")
@@ -263,7 +268,37 @@ def test_the_header_of_the_launcher(library: Path) -> None:
     words = [int.from_bytes(rest[place : place + 2], "little") for place in range(0, len(rest), 2)]
     assert 0 < checksum - len(content) <= 0xFFFF
     assert (checksum - len(content) - sum(words)) % 0xFFFF == 0
-    assert int.from_bytes(content[optional + 70 : optional + 72], "little") == 0x20 | 0x40 | 0x100
+    assert int.from_bytes(content[optional + 70 : optional + 72], "little") == 0x20 | 0x40 | 0x100 | 0x4000
     assert pe.with_checksum(content) == content
     with pytest.raises(DataError, match="not a Windows library"):
         pe.with_checksum(b"MZ")
+
+
+def test_control_flow_guard_knows_the_functions_of_the_launcher(library: Path) -> None:
+    """Windows checks the target of each call through a pointer against a table, which the linker writes."""
+    content = library.read_bytes()
+    optional = int.from_bytes(content[0x3C:0x40], "little") + 24
+    (place,) = (
+        match.start() for match in re.finditer(re.escape(struct.pack("<I", _LOAD_CONFIG_BYTES) + bytes(0x6C)), content)
+    )
+    check, dispatch, table, count, flags = struct.unpack_from("<4QI", content, place + 0x70)
+    base = int.from_bytes(content[optional + 24 : optional + 32], "little")
+    assert base < check < dispatch
+    assert base < table
+    assert count > 10
+    assert flags & 0x500 == 0x500  # instrumented, and with a table
+    directory = optional + 112 + 8 * 10
+    assert int.from_bytes(content[directory + 4 : directory + 8], "little") == _LOAD_CONFIG_BYTES
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("2.8.3", (2, 8, 3, 0)), ("2.7.4.post1", (2, 7, 4, 1)), ("2.8.0.post2", (2, 8, 0, 2))]
+)
+def test_the_version_resource(version: str, numbers: tuple[int, ...]) -> None:
+    """tests/test_wine.py reads it by Windows' own function."""
+    content = version_resource.resource(version, {"OriginalFilename": "_launcher.pyd"})
+    assert len(content) % 4 == 0
+    first, second, third, fourth = numbers
+    assert struct.pack("<II4H", 0xFEEF04BD, 0x10000, second, first, fourth, third) in content
+    for text in ("FileVersion", "ProductVersion", version, "OriginalFilename", "_launcher.pyd"):
+        assert f"{text}\0".encode("utf-16-le") in content

@@ -30,7 +30,7 @@ from rocm_wheels.wheel import assemble, launcher, windows
 
 SUPPORT = Path(__file__).parent / "support"
 _STORE_LAUNCHES, _STORE_READER = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/runtime/store.py"
-TORCH = "2.9.1"
+TORCH, VERSION = "2.9.1", "2.8.3"
 # What torch requires on Windows, by name: pip would take the requirements for this machine's system.
 REQUIRED = ["einops", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing-extensions"]
 _C10 = """__declspec(dllimport) int hipGetDeviceCount(int *);
@@ -56,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         tools.missing(f"{programs} missing on this machine: apt-get install wine wine64 maven")
     root = tmp_path_factory.mktemp("wine")
     shutil.rmtree(wine.BYTECODE, ignore_errors=True)
-    launcher.build_for_windows(root / "modules", cache=wine.CACHE)
+    launcher.build_for_windows(root / "modules", version=VERSION, cache=wine.CACHE)
     # A path with a space, a letter outside of ASCII, and more than 260 characters.
     folder = root / "J\N{LATIN SMALL LETTER O WITH DIAERESIS}rg's torch" / ("long" * 60)
     runtime = (SUPPORT / "ucrtbase.def",)
@@ -75,6 +75,26 @@ def test_the_cases_of_the_launcher(built: Built) -> None:
     done = wine.run(wine.windows(SUPPORT / "launcher_cases.py"), "hip", *map(wine.windows, (built.modules, built.hip)))
     assert done.stdout.splitlines() == [name for name, (_, platforms) in CASES.items() if "hip" in platforms]
     assert done.returncode == 0
+
+
+_VERSION = """
+import ctypes, sys
+version, name = ctypes.WinDLL("version"), sys.argv[1]
+size = version.GetFileVersionInfoSizeW(name, None)
+content = ctypes.create_string_buffer(size)
+assert version.GetFileVersionInfoW(name, 0, size, content)
+text, length = ctypes.c_wchar_p(), ctypes.c_uint()
+for key in sys.argv[2:]:
+    block = "\\\\StringFileInfo\\\\040904b0\\\\" + key
+    assert version.VerQueryValueW(content, block, ctypes.byref(text), ctypes.byref(length)), key
+    print(text.value)
+"""
+
+
+def test_windows_reads_the_version_of_the_launcher(built: Built) -> None:
+    texts = {"FileVersion": VERSION, "ProductVersion": VERSION, **launcher.RESOURCE}
+    done = wine.run("-c", _VERSION, wine.windows(built.modules / launcher.WINDOWS_FILE_NAME), *texts)
+    assert done.stdout.splitlines() == [*texts.values()], done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,10 +102,11 @@ def run(
         windows,
     )
 
-    build_launcher, mend = {
+    stages: dict[str, tuple[Callable[..., Path], Callable[[Path, Path], Path]]] = {
         "linux": (launcher.build, repair.repair),
-        "windows": (launcher.build_for_windows, windows.repair),
-    }[plan.platform]
+        "windows": (partial(launcher.build_for_windows, version=plan.cell.flash_attn), windows.repair),
+    }
+    build_launcher, mend = stages[plan.platform]
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
     with work_directory(cache) as work:

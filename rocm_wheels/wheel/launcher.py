@@ -10,8 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rocm_wheels.compile.cache import put_library, read_library, write
@@ -19,7 +18,7 @@ from rocm_wheels.errors import CompileFailed, MissingTool
 from rocm_wheels.matrix.platforms import PLATFORMS
 from rocm_wheels.packages import version_of
 from rocm_wheels.paths import FLASH_ATTN_SRC
-from rocm_wheels.wheel import pe
+from rocm_wheels.wheel import dll, pe, version_resource
 
 SOURCE = FLASH_ATTN_SRC / "csrc" / "launcher"
 FILE_NAME = PLATFORMS["linux"].launcher
@@ -27,14 +26,19 @@ WINDOWS_FILE_NAME = PLATFORMS["windows"].launcher
 
 # The oldest glibc that the manylinux tags of our wheels allow.
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
-WINDOWS_TARGET = "x86_64-windows-gnu"
 
 # Without debug information the file contains no path of the build machine.
-FLAGS = ("-std=c11", "-shared", "-O2", "-g0", "-s", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
-LINUX_FLAGS = ("-fPIC",)
-# The libraries of windows/*.def are all that is linked. ziglang would compile its own C runtime otherwise, which takes
-# minutes.
-WINDOWS_FLAGS = ("-nostdlib", "-D_UCRT", "-lkernel32")
+FLAGS = ("-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+LINUX_FLAGS = ("-shared", "-s", "-fPIC")
+# What the file says of itself on Windows.
+RESOURCE = {
+    "CompanyName": "The ROCm flash-attention wheels authors",
+    "FileDescription": "flash_attn: launches GPU kernels",
+    "InternalName": "_launcher",
+    "LegalCopyright": "BSD 3-Clause License",
+    "OriginalFilename": WINDOWS_FILE_NAME,
+    "ProductName": "flash_attn",
+}
 
 
 def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = None) -> Path:
@@ -46,44 +50,58 @@ def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = 
     """
     target = _target(platform.machine() if machine is None else machine)
 
-    def prepare(scratch: Path) -> list[str]:
+    def compile_linux(compiled: Path, scratch: Path, variables: Mapping[str, str]) -> None:
         headers = _header_directories()
         headers += _split_configuration(headers, target, scratch / "include")
-        return [*LINUX_FLAGS, *(f"-isystem{directory}" for directory in headers)]
+        _compile(compiled, target, headers, variables)
 
-    return _build(output_dir / FILE_NAME, "linux", target, prepare, cache)
-
-
-def build_for_windows(output_dir: Path, *, cache: Path | None = None) -> Path:
-    """Compile csrc/launcher to `output_dir/_launcher.pyd`, for Windows on x86_64, and return that path. As `build`."""
-
-    def prepare(scratch: Path) -> list[str]:
-        headers = _windows_headers(scratch / "include")
-        return [f"-isystem{headers}", *windows_options(sorted((SOURCE / "windows").glob("*.def")), scratch)]
-
-    return _build(output_dir / WINDOWS_FILE_NAME, "windows", WINDOWS_TARGET, prepare, cache)
+    return _build(output_dir / FILE_NAME, compile_linux, cache, (target, *LINUX_FLAGS))
 
 
-def _build(output: Path, system: str, target: str, prepare: Callable[[Path], list[str]], cache: Path | None) -> Path:
-    """Compiles for a target, or takes the file out of the cache.
+def build_for_windows(output_dir: Path, *, version: str, cache: Path | None = None) -> Path:
+    """Compile csrc/launcher to `output_dir/_launcher.pyd`, for Windows on x86_64, and return that path. As `build`.
 
-    system: the directory of the system's own sources. prepare: makes headers and libraries in a scratch directory and
-    returns options of the compiler.
+    version: of flash_attn, for the version resource.
+    """
+    resource = version_resource.resource(version, RESOURCE)
+
+    def compile_windows(compiled: Path, scratch: Path, variables: Mapping[str, str]) -> None:
+        headers = [_windows_headers(scratch / "include")]
+        dll.build(
+            compiled, folder=SOURCE, headers=headers, flags=FLAGS, resource=resource, scratch=scratch,
+            variables=variables,
+        )  # fmt: skip
+        compiled.write_bytes(pe.with_checksum(compiled.read_bytes()))
+
+    inputs = (dll.TARGET, *dll.COMPILE_FLAGS, *dll.LINK_FLAGS, resource.hex())
+    return _build(output_dir / WINDOWS_FILE_NAME, compile_windows, cache, inputs)
+
+
+def _build(
+    output: Path,
+    compile_library: Callable[[Path, Path, Mapping[str, str]], None],
+    cache: Path | None,
+    inputs: Sequence[str],
+) -> Path:
+    """Compiles the launcher, or takes the file out of the cache.
+
+    compile_library: writes a file, with a directory for what it makes on the way and ziglang's variables. inputs: what
+    the file depends on besides the sources, the version of ziglang, FLAGS and Python.
     """
     version = version_of("ziglang")
     _header_directories()
-    kept = None if cache is None else cache / "launcher" / _key(target, version) / output.name
+    kept = None if cache is None else cache / "launcher" / _key((version, *inputs)) / output.name
     content = None if kept is None else read_library(kept)
     if content is None:
         with tempfile.TemporaryDirectory(prefix="launcher-") as scratch:
             compiled = Path(scratch) / output.name
             zig_cache = (Path(scratch) if cache is None else cache) / "zig"
-            _compile(compiled, system, target, prepare(Path(scratch)), zig_cache=zig_cache)
+            zig_cache.mkdir(parents=True, exist_ok=True)
+            caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(zig_cache.resolve()))
+            compile_library(compiled, Path(scratch), caches)
             content = compiled.read_bytes()
         if kept is not None:
             put_library(kept, content)
-    if system == "windows":
-        content = pe.with_checksum(content)
     output.parent.mkdir(parents=True, exist_ok=True)
     write(output, content)
     output.chmod(0o755)
@@ -137,57 +155,24 @@ def _windows_headers(scratch: Path) -> Path:
     return scratch
 
 
-def windows_options(definitions: Iterable[Path], scratch: Path) -> list[str]:
-    """Options of the compiler for a Windows library that takes only the functions of these lists, one for each DLL.
-
-    Makes their import libraries in `scratch`. Raises CompileFailed.
-    """
-    zig = find_spec("ziglang")
-    headers = Path(str(zig and zig.origin)).parent / "lib" / "libc" / "include" / "any-windows-any"
-    return [*WINDOWS_FLAGS, f"-isystem{headers}", *(str(_import_library(path, scratch)) for path in definitions)]
-
-
-def _import_library(definition: Path, scratch: Path) -> Path:
-    """The import library of a DLL, made from the list of its functions. Raises CompileFailed."""
-    library = scratch / f"{definition.stem}.lib"
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "dlltool",
-        "-m",
-        "i386:x86-64",
-        "-d",
-        str(definition),
-        "-l",
-        str(library),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or not library.is_file():
-        raise CompileFailed(f"{definition.name} gives no import library:\n{done.stderr.strip()}")
-    return library
-
-
-def _key(target: str, version: str) -> str:
+def _key(inputs: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(path for path in SOURCE.rglob("*") if path.is_file()):
         digest.update(str(source.relative_to(SOURCE)).encode() + b"\0" + source.read_bytes())
-    for part in (target, version, sysconfig.get_python_version(), *FLAGS, *LINUX_FLAGS, *WINDOWS_FLAGS):
+    for part in (sysconfig.get_python_version(), *FLAGS, *inputs):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()
 
 
-def _compile(output: Path, system: str, target: str, options: list[str], *, zig_cache: Path) -> None:
-    """Runs the compiler in the directory of the sources, with its caches outside of the home directory."""
-    zig_cache.mkdir(parents=True, exist_ok=True)
-    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(zig_cache.resolve()))
+def _compile(output: Path, target: str, headers: list[Path], variables: Mapping[str, str]) -> None:
+    """Compiles for Linux, in the directory of the sources."""
     sources = sorted(
-        str(path.relative_to(SOURCE)) for folder in (".", system) for path in (SOURCE / folder).glob("*.c")
+        str(path.relative_to(SOURCE)) for folder in (".", "linux") for path in (SOURCE / folder).glob("*.c")
     )
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS, "-I.", f"-I{system}"]
-    command += [*sources, *options, "-o", str(output)]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS, *LINUX_FLAGS, "-I.", "-Ilinux"]
+    command += [*sources, *(f"-isystem{directory}" for directory in headers), "-o", str(output)]
     done = subprocess.run(
-        command, cwd=SOURCE, env={**os.environ, **caches}, capture_output=True, text=True, check=False
+        command, cwd=SOURCE, env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
     if done.returncode != 0 or not output.is_file():
         raise CompileFailed(f"the launcher did not compile for {target}:\n{done.stderr.strip()}")

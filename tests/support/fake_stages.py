@@ -68,7 +68,8 @@ class Stages:
         self.calls.append("launcher")
         return self.file(output / "_launcher.abi3.so")
 
-    def launcher_for_windows(self, output: Path, *, cache: Path) -> Path:
+    def launcher_for_windows(self, output: Path, *, version: str, cache: Path) -> Path:
+        assert version
         assert cache.is_dir()
         self.calls.append("launcher for windows")
         return self.file(output / "_launcher.pyd")

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from rocm_wheels.paths import ROOT
-from rocm_wheels.wheel import launcher
+from rocm_wheels.wheel import dll, launcher
 
 HOME = ROOT / "build" / "wine"
 CACHE = ROOT / "build" / "test-cache"  # compiled launchers and files of ziglang, which other tests use too
@@ -88,8 +88,9 @@ def compile_library(output: Path, *sources: str, folder: Path, imports: tuple[Pa
     """Compiles a DLL with ziglang, in the folder of its sources. imports: lists of the functions that it takes."""
     output.parent.mkdir(parents=True, exist_ok=True)
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(CACHE / "zig"))
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", launcher.WINDOWS_TARGET, *launcher.FLAGS]
-    command += [*sources, *launcher.windows_options(imports, output.parent), "-D__USE_MINGW_ANSI_STDIO=0"]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", dll.TARGET, *launcher.FLAGS, "-shared", "-s"]
+    command += [*sources, "-nostdlib", "-D_UCRT", "-D__USE_MINGW_ANSI_STDIO=0", f"-isystem{dll.system_headers()}"]
+    command += ["-lkernel32", *(str(dll.import_library(path, output.parent)) for path in imports)]
     subprocess.run([*command, "-o", str(output)], cwd=folder, env={**os.environ, **caches}, check=True)
     return output
 
