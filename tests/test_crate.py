@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -97,7 +98,42 @@ def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:
     assert "2 calls on gfx942" in run("resident_calls.py", built, "gfx942", tmp_path)
 
 
-def test_plans_do_not_know_the_store() -> None:
-    """store/ takes its table of providers and the trait of kernels from launch/. The other way would be a circle."""
-    for path in sorted((CRATE / "src/launch").glob("*.rs")):
-        assert "crate::store" not in path.read_text(encoding="utf-8"), path.name
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other, directly or by others, and those that import such modules."""
+    while free := {name for name, imports in graph.items() if not imports & (set(graph) - {name})}:
+        graph = {name: imports for name, imports in graph.items() if name not in free}
+    return sorted(graph)
+
+
+def test_no_modules_of_the_crate_import_each_other() -> None:
+    """store/ takes its table of providers and the trait of kernels from launch/; the other way would be a circle."""
+    source = CRATE / "src"
+    modules = {path.stem: [path] for path in source.glob("*.rs") if path.stem != "lib"}
+    modules |= {path.name: sorted(path.glob("*.rs")) for path in source.iterdir() if path.is_dir()}
+    graph = {}
+    for name, paths in modules.items():
+        lines = "".join(path.read_text(encoding="utf-8") for path in paths).splitlines()
+        code = "\n".join(line for line in lines if not line.lstrip().startswith("//"))
+        graph[name] = set(re.findall(r"\bcrate::(\w+)", code)) - {name}
+    assert circles(graph) == []
+
+
+def test_no_modules_of_launch_import_each_other() -> None:
+    """`use super::{Shape}` takes a type from the module that mod.rs names for it."""
+    paths = {path.stem: path for path in (CRATE / "src/launch").glob("*.rs")}
+    root = paths.pop("mod").read_text(encoding="utf-8").split("pub mod internals")[0]
+    homes = {
+        name: module
+        for module, names in re.findall(r"use (\w+)::\{?([\w, ]+)\}?;", root)
+        for name in re.findall(r"\w+", names)
+    }
+    graph = {}
+    for stem, path in paths.items():
+        names = re.findall(
+            r"\bsuper::(?:\{([\w, \n]+)\}|(\w+))", path.read_text(encoding="utf-8").split("#[cfg(test)]")[0]
+        )
+        words = {word for group in names for part in group for word in re.findall(r"\w+", part)}
+        assert words <= {*homes, *paths}, stem
+        graph[stem] = {homes.get(word, word) for word in words}
+    assert len(graph["forward"]) >= 4
+    assert circles(graph) == []

@@ -1,7 +1,7 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
-use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
-use super::{chunk, variant, Dtype, Operand, Shape};
+use super::plan::{chunk, line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
+use super::{variant, Backward, Dtype, Operand, Shape};
 use crate::error::Result;
 
 /// Splitting dk and dv is worthwhile if each program still processes this many queries, counted
@@ -11,34 +11,6 @@ const ROWS_WORTH_PARTS: usize = 4096;
 /// The kernel that measures dout and v first. Only stores for GPUs whose fp16 products flush
 /// subnormals have this kernel. There the backward kernels read its result.
 const NORMS: &str = "bwd-norms-fp16-d64";
-
-/// A backward with tensors on the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Backward {
-    /// Sizes and options, as of the forward.
-    pub shape: Shape,
-    /// Gradient of the result.
-    pub dout: Operand,
-    /// Queries.
-    pub q: Operand,
-    /// Keys.
-    pub k: Operand,
-    /// Values.
-    pub v: Operand,
-    /// The forward's result.
-    pub out: Operand,
-    /// The forward's logarithms of the sums.
-    pub lse: u64,
-    /// Gradient of q.
-    pub dq: Operand,
-    /// Gradient of k, dense.
-    pub dk: Operand,
-    /// Gradient of v, dense.
-    pub dv: Operand,
-    /// Whether dk and dv may come in parts with a [`Step::Sum`], which keeps a GPU busy where few key heads serve many
-    /// query heads.
-    pub may_split: bool,
-}
 
 /// Plans a backward.
 ///

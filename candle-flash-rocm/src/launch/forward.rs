@@ -1,30 +1,9 @@
 //! The plan of a forward.
 
-use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::plan::{chunk, line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::split_kv::{self, Cache};
-use super::{chunk, flags, variant, Dtype, Operand, Pages, Shape};
+use super::{variant, Dtype, Forward};
 use crate::error::{Error, Result};
-
-/// A forward with tensors on the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Forward {
-    /// Sizes and options.
-    pub shape: Shape,
-    /// Queries.
-    pub q: Operand,
-    /// Keys, or pages of keys.
-    pub k: Operand,
-    /// Values, or pages of values.
-    pub v: Operand,
-    /// The result.
-    pub out: Operand,
-    /// Logarithms of the sums, fp32, [`Shape::lse_elements`] of them.
-    pub lse: u64,
-    /// Pages of the keys and values, if they lie in pages.
-    pub pages: Option<Pages>,
-    /// Device address of int32 `(batch)`: keys of each sequence. Without it a packed call is never split over its keys.
-    pub lengths: u64,
-}
 
 /// Plans a forward.
 ///
@@ -108,6 +87,3 @@ fn kernel_of(call: &Forward, kernels: &dyn Catalogue) -> Result<String> {
     }
     name("fwd-paged")
 }
-
-/// The flag of a block table, for the kernels of a cache.
-pub(super) const BLOCK_TABLE: i32 = flags::BLOCK_TABLE;

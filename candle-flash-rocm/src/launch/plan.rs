@@ -171,3 +171,8 @@ fn int(size: usize) -> Result<i32> {
 pub(super) fn line(blocks: usize) -> Result<[u32; 3]> {
     Ok([int(blocks)? as u32, 1, 1])
 }
+
+/// How many planes a kernel takes at once.
+pub(super) fn chunk(planes: usize, even: bool, tile: &Tile) -> usize {
+    planes.min(if even && tile.num_xcds == 1 { 1 } else { 8 })
+}

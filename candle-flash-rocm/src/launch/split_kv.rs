@@ -1,8 +1,7 @@
 //! When the keys of a forward are shared out among programs, and the plan of such a call: attend in parts, join them.
 
-use super::forward::{Forward, BLOCK_TABLE};
 use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step};
-use super::{flags, variant, Operand, Shape};
+use super::{flags, variant, Forward, Operand, Shape};
 use crate::error::{argument, Result};
 
 /// Rows of queries that share a key head, which `decode` takes at once, and `extend`.
@@ -196,7 +195,7 @@ pub(super) fn plan(
         bits |= flags::SEQUSED_K;
     }
     if table != 0 {
-        bits |= BLOCK_TABLE;
+        bits |= flags::BLOCK_TABLE;
     }
     let mut arguments = Arguments::default();
     arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.lse]);

@@ -1,0 +1,52 @@
+//! A forward and a backward as values.
+
+use super::{Operand, Pages, Shape};
+
+/// A forward with tensors on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward {
+    /// Sizes and options.
+    pub shape: Shape,
+    /// Queries.
+    pub q: Operand,
+    /// Keys, or pages of keys.
+    pub k: Operand,
+    /// Values, or pages of values.
+    pub v: Operand,
+    /// The result.
+    pub out: Operand,
+    /// Logarithms of the sums, fp32, [`Shape::lse_elements`] of them.
+    pub lse: u64,
+    /// Pages of the keys and values, if they lie in pages.
+    pub pages: Option<Pages>,
+    /// Device address of int32 `(batch)`: keys of each sequence. Without it a packed call is never split over its keys.
+    pub lengths: u64,
+}
+
+/// A backward with tensors on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward {
+    /// Sizes and options, as of the forward.
+    pub shape: Shape,
+    /// Gradient of the result.
+    pub dout: Operand,
+    /// Queries.
+    pub q: Operand,
+    /// Keys.
+    pub k: Operand,
+    /// Values.
+    pub v: Operand,
+    /// The forward's result.
+    pub out: Operand,
+    /// The forward's logarithms of the sums.
+    pub lse: u64,
+    /// Gradient of q.
+    pub dq: Operand,
+    /// Gradient of k, dense.
+    pub dk: Operand,
+    /// Gradient of v, dense.
+    pub dv: Operand,
+    /// Whether dk and dv may come in parts with a [`Step::Sum`], which keeps a GPU busy where few key heads serve many
+    /// query heads.
+    pub may_split: bool,
+}

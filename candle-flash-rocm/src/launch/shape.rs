@@ -1,0 +1,194 @@
+//! Sizes and options that a forward and its backward have in common.
+
+use super::{flags, variant, Dtype};
+use crate::error::{argument, Result};
+
+/// The window size that means "no limit": larger than any sequence.
+const OPEN_WINDOW: i32 = 1 << 29;
+
+/// Elements of a tensor: more than any GPU has memory for, and far from the largest number.
+const MAX_ELEMENTS: usize = 1 << 44;
+
+/// What forward and backward have in common. Addresses of 0 are options that are not used.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Element type of q, k, v, out and their gradients.
+    pub dtype: Dtype,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Heads of q, a multiple of the heads of k and v.
+    pub heads: usize,
+    /// Heads of k and v.
+    pub heads_k: usize,
+    /// A multiple of 8 up to 512.
+    pub head_dim: usize,
+    /// Queries of the longest sequence.
+    pub seqlen_q: usize,
+    /// Keys of the longest sequence.
+    pub seqlen_k: usize,
+    /// Rows of q in all, with `cu_seqlens_q` only.
+    pub total_q: usize,
+    /// Rows of k in all, with `cu_seqlens_k` only.
+    pub total_k: usize,
+    /// Factor of the scores.
+    pub softmax_scale: f32,
+    /// Cap of the scores; 0 for none.
+    pub softcap: f32,
+    /// Keys that a query sees before its position; `None` for all.
+    pub window_left: Option<usize>,
+    /// Keys that a query sees after its position; `None` for all, `Some(0)` for a causal mask.
+    pub window_right: Option<usize>,
+    /// Device address of fp32 slopes `(heads)`.
+    pub alibi_slopes: u64,
+    /// Device address of int32 `(batch + 1)`: where each sequence of packed queries starts.
+    pub cu_seqlens_q: u64,
+    /// As `cu_seqlens_q`, for keys. If both addresses are equal, each sequence has as many keys as
+    /// queries.
+    pub cu_seqlens_k: u64,
+}
+
+impl Shape {
+    /// Of dense tensors `(batch, seqlen, heads, head_dim)`, without options. Pairs are of q and of k.
+    #[must_use]
+    pub fn dense(
+        dtype: Dtype,
+        batch: usize,
+        (seqlen_q, seqlen_k): (usize, usize),
+        (heads, heads_k): (usize, usize),
+        head_dim: usize,
+        softmax_scale: f32,
+    ) -> Self {
+        Self {
+            dtype,
+            batch,
+            heads,
+            heads_k,
+            head_dim,
+            seqlen_q,
+            seqlen_k,
+            total_q: 0,
+            total_k: 0,
+            softmax_scale,
+            softcap: 0.0,
+            window_left: None,
+            window_right: None,
+            alibi_slopes: 0,
+            cu_seqlens_q: 0,
+            cu_seqlens_k: 0,
+        }
+    }
+
+    /// Compares the sizes with the kernels' limits.
+    ///
+    /// # Errors
+    ///
+    /// If a size does not fit, with its name.
+    pub fn check(&self) -> Result<()> {
+        if self.heads_k == 0 || !self.heads.is_multiple_of(self.heads_k) {
+            return argument("heads_k", self.heads_k, format!("a divisor of heads, {}", self.heads));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) {
+            return argument("head_dim", self.head_dim, "a multiple of 8: pad q, k and v with zeros");
+        }
+        if self.head_dim > variant::MAX_HEAD_DIM {
+            return argument("head_dim", self.head_dim, format!("at most {}", variant::MAX_HEAD_DIM));
+        }
+        let longest = OPEN_WINDOW as usize;
+        if self.seqlen_q >= longest || self.seqlen_k >= longest {
+            let found = format!("{} and {}", self.seqlen_q, self.seqlen_k);
+            return argument("seqlen_q and seqlen_k", found, format!("less than {longest}"));
+        }
+        // Sizes of 0 count as 1, so that the product of any of the other sizes stays below the limit too.
+        let (batch, heads) = (self.batch.max(1), self.heads.max(self.heads_k));
+        let padded = batch.checked_mul(self.seqlen_q.max(self.seqlen_k).max(1));
+        let rows = padded.map(|rows| rows.max(self.total_q).max(self.total_k));
+        let elements = rows.and_then(|rows| rows.checked_mul(heads)?.checked_mul(self.head_dim));
+        if elements.is_none_or(|elements| elements > MAX_ELEMENTS) || self.batch >= longest {
+            let found = format!("{} sequences of {} heads", self.batch, self.heads);
+            return argument("q", found, format!("at most {MAX_ELEMENTS} elements: pass fewer rows at once"));
+        }
+        if (self.cu_seqlens_q == 0) != (self.cu_seqlens_k == 0) {
+            return argument("cu_seqlens_q and cu_seqlens_k", "one of them", "both or none");
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_packed(&self) -> bool {
+        self.cu_seqlens_q != 0
+    }
+
+    pub(super) fn is_causal(&self) -> bool {
+        self.window_left.is_none() && self.window_right == Some(0)
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.heads_k
+    }
+
+    /// The window sizes (left, right) in the kernels' encoding.
+    pub(super) fn window(&self) -> (i32, i32) {
+        let size = |size: Option<usize>| size.map_or(OPEN_WINDOW, |size| size.min(OPEN_WINDOW as usize) as i32);
+        (size(self.window_left), size(self.window_right))
+    }
+
+    /// Rows of q in all.
+    pub(super) fn rows_q(&self) -> usize {
+        if self.is_packed() {
+            self.total_q
+        } else {
+            self.batch * self.seqlen_q
+        }
+    }
+
+    /// Elements of the logarithms of the sums: fp32 `(batch, heads, seqlen_q)`, or `(heads, total_q)`.
+    #[must_use]
+    pub fn lse_elements(&self) -> usize {
+        self.heads * self.rows_q()
+    }
+
+    /// Strides of the logarithms of the sums: of a batch entry and of a head.
+    pub(super) fn lse_strides(&self) -> (usize, usize) {
+        if self.is_packed() {
+            (0, self.total_q)
+        } else {
+            (self.heads * self.seqlen_q, self.seqlen_q)
+        }
+    }
+
+    /// The kind of kernel that the call's scores need.
+    pub(super) fn kind(&self) -> &'static str {
+        let (softcap, alibi) = (self.softcap > 0.0, self.alibi_slopes != 0);
+        // Plain kernels take the maximum of the scores before they scale them.
+        match (softcap, alibi) {
+            _ if self.softmax_scale <= 0.0 => "any",
+            (false, false) => "plain",
+            (true, true) => "any",
+            (true, false) => "softcap",
+            (false, true) => "alibi",
+        }
+    }
+
+    /// Whether all blocks of a plane have the same work.
+    pub(super) fn is_even(&self) -> bool {
+        !self.is_causal() && !self.is_packed()
+    }
+
+    pub(super) fn flags(&self) -> i32 {
+        let bit = |address: u64, bit: i32| if address == 0 { 0 } else { bit };
+        bit(self.cu_seqlens_q, flags::CU_SEQLENS_Q)
+            | bit(self.cu_seqlens_k, flags::CU_SEQLENS_K)
+            | bit(self.alibi_slopes, flags::ALIBI)
+    }
+
+    /// A grid of blocks of so many rows: (blocks, planes, flag). As many blocks for each sequence and head as the
+    /// longest sequence has; or, where far fewer hold all packed rows, these for each head.
+    pub(super) fn grid(&self, block: usize, longest: usize, heads: usize, rows: usize) -> (usize, usize, i32) {
+        let blocks = longest.div_ceil(block.max(1));
+        let packed = rows / block.max(1) + self.batch;
+        if 3 * packed < 2 * blocks * self.batch {
+            (packed, heads, flags::PACKED_BLOCKS)
+        } else {
+            (blocks, heads * self.batch, 0)
+        }
+    }
+}
