@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ _OVERRIDE = "optimized_attention_override"
 _MISSING = (
     "{found}, but this node needs the flash_attn wheel for AMD GPUs. Install it into ComfyUI's own Python:\n"
     '    "{python}" -m pip install --no-deps <the wheel, flash_attn-...+rocm-....whl>'
-)
+) + ("\nIn PowerShell, type & and a space before it." if os.name == "nt" else "")
 
 
 def _check_installed() -> None:

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,21 @@ def test_the_doctor(names: tuple[str, ...], built: Built, installed: Path, tmp_p
     for output in filter(None, map(outputs.get, ("one-runtime", "two-runtimes"))):
         (library,) = (line for line in output.splitlines() if line.startswith("library"))
         assert library.endswith("amdhip64_7.dll")  # torch's
+
+
+def test_the_messages_of_windows(
+    built: Built, installed: Path, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    """Every message of the doctor, and those of calls, the launcher and the selftest, as they are on Windows. The file
+    was read: each is true there."""
+    machine = replace(MACHINES["one-runtime"], gpus=(), loads=())
+    machine.write(tmp_path / "torch", built)
+    runtimes = (built.hip, built.system32)
+    paths = (SUPPORT / "windows_messages.py", tmp_path / "torch", *runtimes)
+    made_up = FLASH_ATTN_SRC / "tests"
+    done = wine.run(*map(wine.windows, paths), path=(installed, made_up))
+    assert done.returncode == 0, done.stderr
+    golden("messages_on_windows.txt", done.stdout)
 
 
 _PORTABLE = """

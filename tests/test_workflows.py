@@ -34,6 +34,7 @@ ACTIONS: dict[str, tuple[set[str], set[str], set[str]]] = {
         set(),
     ),
 }
+SECRETS = {"WINDOWS_CERTIFICATE", "WINDOWS_PASSWORD"}  # of the repository, as docs/releasing.md names them
 READ_ONLY = {"contents: read"}
 
 
@@ -150,6 +151,8 @@ def test_the_build_has_the_permissions_of_its_caller() -> None:
     }
     assert callers["build_wheels_rocm"]["with"].pop("attest") is True
     assert callers["build_wheels_rocm"]["with"].pop("published") == "published"
+    assert callers["build_wheels_rocm"]["with"].pop("sign") == "${{ vars.SIGN_WINDOWS == 'true' }}"
+    assert {key for key, job in load("build.yml")["jobs"].items() if "secrets." in str(job)} == {"build_wheels_rocm"}
     assert callers["build_wheels_rocm"]["with"] == callers["rehearse_wheels"]["with"]
     names = [step["name"] for step in load("_build_rocm.yml")["jobs"]["build"]["steps"]]
     order = ("Build, repair, verify", "Attest the provenance of the wheels", "Upload")
@@ -258,7 +261,10 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
             elif context == "env":
                 assert entry in {**workflow.get("env", {}), **job.get("env", {})}, expression
             elif context == "vars":
-                assert entry == "GPU_RUNNER"
+                assert entry in ("GPU_RUNNER", "SIGN_WINDOWS")
+            elif context == "secrets":
+                called = triggers.get("workflow_call")
+                assert entry in (called["secrets"] if called else SECRETS), expression
             else:
                 assert context in ("github", "runner"), expression
     assert all(need in workflow["jobs"] for need in needs(job))

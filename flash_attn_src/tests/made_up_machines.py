@@ -15,7 +15,12 @@ _INDEXES = {
     "2.14.0": {"7.2": "rocm7.2"},
 }
 BUILD = BuildInfo(
-    label="rocm62torch2.5triton", targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.2", torch_indexes=_INDEXES
+    version="2.8.3",
+    label="rocm62torch2.5triton",
+    targets=("gfx90a", "gfx942"),
+    torch="2.5",
+    rocm="6.2",
+    torch_indexes=_INDEXES,
 )
 UNIVERSAL = replace(
     BUILD, label="rocm", torch="", rocm="", targets=("gfx942", "gfx1030"), repository="https://github.com/Owner/name"

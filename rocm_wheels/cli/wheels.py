@@ -37,6 +37,14 @@ def add_verbs(verbs: Any) -> None:
     unlabelled.add_argument("--output", type=directory, required=True, metavar="DIR", help="for the wheel")
     unlabelled.set_defaults(run=_unlabelled)
 
+    sign = verbs.add_parser("sign", help="sign the launcher for Windows in the cache, which the next build takes")
+    sign.add_argument("flash_attn", metavar="VERSION", help="version of flash_attn: 2.8.3")
+    sign.add_argument(
+        "--command", required=True, metavar="COMMAND", help="writes a signed copy of the file {input} to {output}"
+    )
+    add_cache(sign)
+    sign.set_defaults(run=_sign)
+
     hub = verbs.add_parser("hub", help="convert a wheel to a repository for Hugging Face's package `kernels`")
     hub.add_argument("wheel", type=Path, help="a repaired wheel, preferably the universal wheel")
     hub.add_argument("--output", type=directory, required=True, metavar="DIR", help="a new directory")
@@ -107,6 +115,19 @@ def _unlabelled(arguments: argparse.Namespace) -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     for wheel in arguments.wheel:
         print(rewrite.without_label(wheel, arguments.output))
+    return 0
+
+
+@packages_of("build")
+def _sign(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.matrix import plan, versions
+    from rocm_wheels.wheel import signature
+
+    data = versions.load()
+    known = plan.make_universal_plan(data, flash_attn=arguments.flash_attn, env={}, platform="windows")
+    cache = cache_of(arguments)
+    signature.sign_launcher(arguments.command, version=known.cell.flash_attn, cache=cache)
+    print(f"the launcher for flash_attn {known.cell.flash_attn} is signed, in {cache}")
     return 0
 
 

@@ -73,8 +73,17 @@ def build_for_windows(output_dir: Path, *, version: str, cache: Path | None = No
         )  # fmt: skip
         compiled.write_bytes(pe.with_checksum(compiled.read_bytes()))
 
-    inputs = (dll.TARGET, *dll.COMPILE_FLAGS, *dll.LINK_FLAGS, resource.hex())
-    return _build(output_dir / WINDOWS_FILE_NAME, compile_windows, cache, inputs)
+    return _build(output_dir / WINDOWS_FILE_NAME, compile_windows, cache, _windows_inputs(version))
+
+
+def keep_for_windows(content: bytes, *, version: str, cache: Path) -> None:
+    """Puts a signed launcher into the cache, in the place of the one that `build_for_windows` compiled."""
+    put_library(_kept(cache, _windows_inputs(version), WINDOWS_FILE_NAME), content)
+
+
+def _windows_inputs(version: str) -> tuple[str, ...]:
+    resource = version_resource.resource(version, RESOURCE)
+    return (dll.TARGET, *dll.COMPILE_FLAGS, *dll.LINK_FLAGS, resource.hex())
 
 
 def _build(
@@ -86,11 +95,11 @@ def _build(
     """Compiles the launcher, or takes the file out of the cache.
 
     compile_library: writes a file, with a directory for what it makes on the way and ziglang's variables. inputs: what
-    the file depends on besides the sources, the version of ziglang, FLAGS and Python.
+    the file depends on besides the sources, ziglang, FLAGS and Python.
     """
-    version = version_of("ziglang")
+    version_of("ziglang")
     _header_directories()
-    kept = None if cache is None else cache / "launcher" / _key((version, *inputs)) / output.name
+    kept = None if cache is None else _kept(cache, inputs, output.name)
     content = None if kept is None else read_library(kept)
     if content is None:
         with tempfile.TemporaryDirectory(prefix="launcher-") as scratch:
@@ -155,13 +164,13 @@ def _windows_headers(scratch: Path) -> Path:
     return scratch
 
 
-def _key(inputs: Sequence[str]) -> str:
+def _kept(cache: Path, inputs: Sequence[str], name: str) -> Path:
     digest = hashlib.sha256()
     for source in sorted(path for path in SOURCE.rglob("*") if path.is_file()):
         digest.update(str(source.relative_to(SOURCE)).encode() + b"\0" + source.read_bytes())
-    for part in (sysconfig.get_python_version(), *FLAGS, *inputs):
+    for part in (version_of("ziglang"), sysconfig.get_python_version(), *FLAGS, *inputs):
         digest.update(b"\0" + part.encode())
-    return digest.hexdigest()
+    return cache / "launcher" / digest.hexdigest() / name
 
 
 def _compile(output: Path, target: str, headers: list[Path], variables: Mapping[str, str]) -> None:

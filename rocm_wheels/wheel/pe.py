@@ -10,6 +10,7 @@ from rocm_wheels.errors import DataError
 _X86_64, _PE32_PLUS = 0x8664, 0x20B
 _FILE_HEADER, _SECTION = 24, 40  # bytes
 _CHECKSUM, _DIRECTORIES = 64, 112  # offsets in the optional header
+_CERTIFICATES = 4  # the index of this data directory
 # Data directory index -> (descriptor size, offset of the DLL name).
 _IMPORTS = {1: (20, 12), 13: (32, 4)}  # 13: the DLLs that are loaded when they are first called
 
@@ -40,6 +41,16 @@ def with_checksum(content: bytes) -> bytes:
         total = (total & 0xFFFF) + (total >> 16)
     struct.pack_into("<I", cleared, place, total + len(content))
     return bytes(cleared)
+
+
+def is_signed(content: bytes) -> bool:
+    """Whether a library holds a certificate (Authenticode). Does not check it. Raises DataError for another file."""
+    try:
+        directory = _number(content, 0x3C, "<I") + _FILE_HEADER + _DIRECTORIES + 8 * _CERTIFICATES
+        start, size = struct.unpack_from("<II", content, directory)
+    except struct.error as error:
+        raise DataError(f"not a Windows library for x86_64: {error}") from error
+    return bool(0 < size <= len(content) - start)
 
 
 def _names(content: bytes) -> Iterator[str]:

@@ -174,13 +174,12 @@ def _kernels(facts: Facts, target: str) -> str:
     if facts.windows:
         where = " on Linux or in WSL"
     built = f"Build a wheel that has them{where}: `{line}`. Until then " if line else ""
-    by_triton = (
-        f"{built}Triton compiles them at their first call: Triton {OLDEST_TRITON} or newer, which torch {OLDEST_TORCH} "
-        "and newer for ROCm require."
-    )
-    if facts.windows and not facts.tritons:
-        return f"{by_triton} Install it: `{_shell(facts).pip} install {_triton_on_windows(facts)}`."
-    return by_triton
+    by_triton = f"{built}Triton compiles them at their first call: Triton {OLDEST_TRITON} or newer"
+    if not facts.windows:
+        return f"{by_triton}, which torch {OLDEST_TORCH} and newer for ROCm require."
+    if facts.tritons:
+        return f"{by_triton}."
+    return f"{by_triton}. Install it: `{_shell(facts).pip} install {_triton_on_windows(facts)}`."
 
 
 def _triton_on_windows(facts: Facts) -> str:

@@ -13,7 +13,7 @@ from flash_attn.backends.sources import explain
 from flash_attn.calls import attention_call
 from flash_attn.diagnosis.commands import install_torch, install_torch_on_windows
 from flash_attn.diagnosis.shells import Windows
-from flash_attn.kernels.targets import override, serving_targets
+from flash_attn.kernels.targets import TARGETS, compiled, override, serving_targets
 from flash_attn.runtime import jit
 from flash_attn.runtime.build_info import BuildInfo, build_command, load
 from flash_attn.runtime.platform import PLATFORM
@@ -107,13 +107,20 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
     ]
     if not build.targets or len(unserved) < len(device_targets):
         return []  # another GPU, such as one inside the processor, needs no kernels
-    lack = jit.triton_problem()
-    now = f"its kernels cannot be compiled here ({lack})" if lack else "Triton compiles its kernels at their first call"
     return [
-        f"a GPU here is a {target}, this wheel has kernels for {', '.join(build.targets)}, and {now}: "
+        f"a GPU here is a {target}, this wheel has kernels for {', '.join(build.targets)}, and {_by_triton(target)}: "
         f"{_remedy(build, target)}"
         for target in unserved
     ]
+
+
+def _by_triton(target: str) -> str:
+    """What the installed Triton does for a GPU without kernels: a part of a sentence."""
+    if target.startswith("gfx") and target in TARGETS and not compiled(target):
+        return "Triton does not compile for it"
+    if lack := jit.triton_problem():
+        return f"its kernels cannot be compiled here ({lack})"
+    return "Triton compiles its kernels at their first call"
 
 
 def _remedy(build: BuildInfo, target: str) -> str:
@@ -122,7 +129,8 @@ def _remedy(build: BuildInfo, target: str) -> str:
         return f"`export HSA_OVERRIDE_GFX_VERSION={version}` runs the kernels of {relative}"
     if line := build_command(build.version, target):
         return f"`{line}` builds a wheel that has them{' (on Linux or in WSL)' if PLATFORM.is_windows else ''}"
-    return "no wheel has them; `python -m flash_attn.doctor` says what else there is"
+    wheel = "no wheel for Windows" if PLATFORM.is_windows else "no wheel"
+    return f"{wheel} has them; `python -m flash_attn.doctor` says what else there is"
 
 
 def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:

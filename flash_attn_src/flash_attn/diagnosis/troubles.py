@@ -201,6 +201,7 @@ TROUBLES = (
         sign="`import triton` fails or imports the CUDA build: triton, pytorch-triton-rocm and triton-rocm share one "
         "module",
         remedy="Keep the Triton that your torch requires: `{triton}`. The wheel's compiled kernels need no Triton.",
+        windows="Keep one of them: `{triton}`. The wheel's compiled kernels need no Triton.",
     ),
     Trouble(
         key="device-package-empty",
@@ -305,6 +306,7 @@ TROUBLES = (
         title="A build runs out of memory",
         sign="`Killed`, `signal 9`, exit code 137, or a machine that swaps",
         remedy="Run fewer compilers at once: {max_jobs}, then build again. Unset, it is chosen from cores and memory.",
+        windows=None,  # wheels for Windows are built on Linux
         log=r"\bKilled\b|signal 9\b|SIGKILL|(code|status) 137|[Cc]annot allocate memory|bad_alloc|MemoryError"
         r"|most likely for want of memory",
     ),
@@ -314,6 +316,7 @@ TROUBLES = (
         sign="`No module named 'wheel'`, `invalid command 'bdist_wheel'`",
         remedy="`{pip} install wheel setuptools`, or build without `--no-build-isolation`. `./build_rocm.sh` makes an "
         "environment of its own.",
+        windows=None,
         log=r"No module named '?wheel'?|invalid command 'bdist_wheel'",
     ),
 )

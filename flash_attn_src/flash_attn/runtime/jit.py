@@ -15,6 +15,7 @@ from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON, known, swit
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.jit_repair import repaired
+from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class JitKernel:
             import triton
 
             self.failure = (
-                f"Triton {triton.__version__} cannot compile {self.name} ({_summary(error)}). The Triton of a newer "
-                "torch may; a wheel with kernels for this GPU, where there is one, needs no Triton"
+                f"Triton {triton.__version__} cannot compile {self.name} ({_summary(error)}). A newer Triton "
+                "may; a wheel with kernels for this GPU, where there is one, needs no Triton"
             )
             raise KernelError(self.failure) from error
 
@@ -138,10 +139,9 @@ def triton_problem() -> str | None:
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
     if triton_version() < tuple(map(int, OLDEST_TRITON.split("."))):
-        return (
-            f"Triton {triton.__version__} is older than {OLDEST_TRITON}, whose named tuples the kernels need: install "
-            f"torch {OLDEST_TORCH} or newer, which brings it"
-        )
+        # torch for Windows requires no Triton.
+        remedy = "" if PLATFORM.is_windows else f": install torch {OLDEST_TORCH} or newer, which brings it"
+        return f"Triton {triton.__version__} is older than {OLDEST_TRITON}, whose named tuples the kernels need{remedy}"
     return None
 
 

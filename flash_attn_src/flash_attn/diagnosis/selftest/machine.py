@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flash_attn.diagnosis.survey import TRITONS
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime.platform import PLATFORM
 
@@ -23,7 +24,6 @@ _VARIABLES = (
     "ROCR_VISIBLE_DEVICES",
     "CUDA_VISIBLE_DEVICES",
 )
-_TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm")
 
 
 def chosen(targets: tuple[str, ...]) -> int | None:
@@ -74,7 +74,7 @@ def facts(index: int | None) -> dict[str, Any]:
         "torch": torch.__version__,
         "hip": torch.version.hip,
         "cuda": torch.version.cuda,
-        "triton": {name: version for name in _TRITONS if (version := _version(name))},
+        "triton": {name: version for name in TRITONS if (version := _version(name))},
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 

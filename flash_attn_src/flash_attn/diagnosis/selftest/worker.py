@@ -22,6 +22,9 @@ from flash_attn.diagnosis.selftest.cases import Case, Shape
 from flash_attn.runtime.platform import PLATFORM
 
 _SHOWN = 300  # characters of a message
+_DIRECTORY = re.compile(r"(?:~|(?<![\w.])/)[^\s:'\"(),]*/")
+# From a drive or a server to the last slash. A name of Windows may have spaces.
+_DIRECTORY_OF_WINDOWS = re.compile(r"(?:(?<!\w)[A-Za-z]:|\\)[\\/](?:[^\\/:'\"(),\n]*[\\/]+)*")
 
 
 class Step(NamedTuple):
@@ -82,7 +85,7 @@ def _judged(case: Case, forward: float, backward: float | None) -> dict[str, Any
 
 def private(text: str) -> str:
     """A message without the directories in it, which may name a person, and not too long."""
-    return re.sub(r"(?:~|(?<![\w.])/)[^\s:'\"(),]*/", ".../", text)[:_SHOWN]
+    return _DIRECTORY.sub(r".../", _DIRECTORY_OF_WINDOWS.sub(".../", text))[:_SHOWN]
 
 
 def _run(step: Step, device: str) -> Mapping[str, Any]:
