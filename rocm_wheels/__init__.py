@@ -15,7 +15,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile/triton | units, tile_table, compiler, barriers, priorities, retarget, hazards | a code object of Triton |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
-| wheel | interpreters, combinations, dll, launcher, signature, sbom, assemble, repair, pe, windows | a wheel |
+| wheel | pe, dll, version_resource, launcher, signature | the launcher |
+| wheel | interpreters, combinations, sbom, assemble, repair, windows | a wheel |
 | wheel | contents, rewrite, numbering | the same, read and renamed |
 | wheel | verdict, verify, container, manylinux | its verdict |
 | wheel | workspace, forecast, closing, build, benchmark | the same by one call |

@@ -25,6 +25,11 @@ def test_the_triton_requirement_of_torch_and_the_origin_of_the_wheel(monkeypatch
     needs = ["filelock", 'pytorch-triton-rocm==3.1.0; platform_system == "Linux"']
     monkeypatch.setattr(survey.metadata, "requires", lambda _: needs)
     assert survey.torch_triton() == "pytorch-triton-rocm==3.1.0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survey, "PLATFORM", SimpleNamespace(is_windows=True))
+        assert survey.torch_triton() == ""
+        needs.append("triton-windows==3.5.1; sys_platform == 'win32' and extra == 'all'")
+        assert survey.torch_triton() == "triton-windows==3.5.1"
     monkeypatch.setattr(survey.metadata, "requires", lambda _: None)
     assert survey.torch_triton() == ""
     for written, origin in (
@@ -168,6 +173,9 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
     (package / "runtime/platform.py").write_text(
         "from types import SimpleNamespace\nPLATFORM = SimpleNamespace(libraries=list)\n"
     )
+    (package / "runtime/build_info.py").write_text("load = None\n")
+    (package / "diagnosis/selftest").mkdir(parents=True)
+    (package / "diagnosis/selftest/machine.py").touch()
     (package / "backends.py").write_text(
         "from types import SimpleNamespace\nselect = lambda q: SimpleNamespace(name='x')\n"
     )

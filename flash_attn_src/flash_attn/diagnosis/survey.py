@@ -27,6 +27,7 @@ from flash_attn.runtime.platform import PLATFORM
 KFD, DXG = Path("/dev/kfd"), Path("/dev/dxg")
 RENDER_NODES = "/dev/dri"
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
+_SYSTEM = re.compile(r"(?:platform_system|sys_platform)\s*==\s*['\"](\w+)")  # in the condition of a requirement
 TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows")  # distributions of one module
 # What changes how torch, the driver, Triton or this package behave; nothing else of the environment is shown.
 _SHOWN = ("FLASH_ATT", "TRITON_", "HIP_", "ROCR_", "HSA_", "CUDA_VISIBLE", "PYTORCH_", "GPU_ARCHS", "MAX_JOBS", "LD_")
@@ -222,8 +223,15 @@ def torch_triton() -> str:
         requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
         return ""
-    named = [each.split(";")[0].strip() for each in requirements if each.startswith(TRITONS)]
-    return named[0] if named else ""
+    named = [each.partition(";") for each in requirements if each.startswith(TRITONS)]
+    here = "windows|win32" if PLATFORM.is_windows else "linux"
+    return next((name.strip() for name, _, marker in named if _for_system(marker, here)), "")
+
+
+def _for_system(marker: str, names: str) -> bool:
+    """Whether the condition of a requirement is for a system with these names, or names no system."""
+    systems = _SYSTEM.findall(marker)
+    return not systems or any(re.fullmatch(names, system, re.IGNORECASE) for system in systems)
 
 
 def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:
