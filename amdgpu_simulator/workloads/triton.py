@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
-from flash_attn.backends.triton.kernels import FP8_TYPES
+from flash_attn.backends.triton.inputs import FP8_TYPES
 from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels import tuning

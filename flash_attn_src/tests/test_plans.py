@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from flash_attn import backends, flash_attn_func, flash_attn_with_kvcache
+from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import triton
 from flash_attn.kernels import launches
 from flash_attn.kernels.variants import Variant
@@ -17,8 +18,13 @@ from flash_attn.runtime.device import Grid, Tensors
 Call = Callable[[], object]
 
 
+def _starts(x: torch.Tensor) -> list[int] | None:
+    """The numbers of a tensor that may be cu_seqlens."""
+    return x.tolist() if x.dtype is torch.int32 and x.dim() == 1 else None
+
+
 class _Gpu:
-    """Keeps launches: kernel, grid, layouts of tensors, numbers."""
+    """Keeps launches: kernel, grid, layouts of tensors, numbers of cu_seqlens, numbers."""
 
     target, compute_units = "gfx942", 304
 
@@ -29,7 +35,7 @@ class _Gpu:
         constants = launches.specification(variant, self.target, None).constants
 
         def launch(grid: Grid, tensors: Tensors, numbers: Sequence[float]) -> None:
-            layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+            layouts = [None if x is None else (x.shape, x.stride(), x.dtype, _starts(x)) for x in tensors]
             self.launched.append((variant.name, grid, layouts, list(numbers)))
 
         return SimpleNamespace(
@@ -54,6 +60,13 @@ def _calls() -> list[Call]:
     for k, v in ((x, heads_first), (heads_first, x)):
         calls.append(lambda k=k, v=v: flash_attn_func(x, k, v))
     calls += [lambda: flash_attn_func(x.float(), x.float(), x.float()), lambda: flash_attn_func(x, x, x[..., :32])]
+    # Packed sequences with equal shapes: other starts, other longest sequences, one more sequence, which is empty.
+    rows = torch.zeros(600, 4, 64, dtype=torch.float16)
+    divisions = [torch.tensor(ends, dtype=torch.int32) for ends in ((0, 300, 600), (0, 200, 600), (0, 200, 600, 600))]
+    for options in some_options:
+        for starts, longest in product(divisions, (400, 600)):
+            packed = (rows, rows, rows, starts, starts.clone(), longest, 600)
+            calls.append(lambda packed=packed, options=options: flash_attn_varlen_func(*packed, **options))
     q, cache = torch.zeros(2, 1, 8, 64, dtype=torch.float16), torch.zeros(2, 4096, 2, 64, dtype=torch.float16)
     values = cache.clone()
     pages, new = cache.view(32, 256, 2, 64), cache[:, :1]

@@ -11,7 +11,7 @@ from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton
-from flash_attn.backends.triton import kernels
+from flash_attn.backends.triton import inputs
 from flash_attn.runtime import layer
 from public_calls import Call, calls
 
@@ -105,8 +105,8 @@ def test_strides_that_int32_does_not_hold() -> None:
     """A launcher refuses such an argument. The interpreter takes it."""
     x = torch.zeros(1, 1, 1, 16)
     far = x.as_strided(x.shape, (1 << 33, 1 << 34, 1 << 35, 1))
-    assert kernels.strides_of(far, 4) == kernels.near(far) == (0, 0, 0)
-    assert max(kernels.rows(far, 4)[1]) < 1 << 31
-    assert kernels.alibi_stride_of(far[0, 0]) == 16
-    assert kernels.table_stride_of(far[0, 0]) == 16
+    assert inputs.strides_of(far, 4) == inputs.near(far) == (0, 0, 0)
+    assert max(inputs.rows(far, 4)[1]) < 1 << 31
+    assert inputs.alibi_stride_of(far[0, 0]) == 16
+    assert inputs.table_stride_of(far[0, 0]) == 16
     assert layer.dense_rows(far[0, 0]).stride(0) < 1 << 31

@@ -8,7 +8,7 @@ import torch
 from flash_attn import backends
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import gradients as triton_gradients
-from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.backends.triton import inputs
 from flash_attn.calls import attention_call
 from flash_attn.kernels import flags, targets
 from flash_attn.runtime import device, jit
@@ -182,9 +182,9 @@ def test_rows_too_far_apart_for_the_kernels_are_copied() -> None:
     stride = flags.MAX_ROW_STRIDE * 4
     storage = torch.zeros(stride * 3 + 32, device=DEVICE)
     far = storage.as_strided((1, 4, 2, 16), (0, stride, 16, 1)).copy_(torch.randn(1, 4, 2, 16))
-    assert triton_kernels.aligned(far, 4) is not far
+    assert inputs.aligned(far, 4) is not far
     near = storage.as_strided((1, 4, 2, 16), (0, stride - 4, 16, 1))
-    assert triton_kernels.aligned(near, 4) is near
+    assert inputs.aligned(near, 4) is near
     dout = torch.randn(1, 4, 2, 16, device=DEVICE)
     got = run(far, far, far, dout, Options(), None)
     wanted = run(*(far.contiguous(),) * 3, dout, Options(), None)

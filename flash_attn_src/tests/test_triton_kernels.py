@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from flash_attn.backends.triton import grid
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.calls import attention_call
 from flash_attn.kernels import flags, launches, targets, value_dims, variants
@@ -24,12 +25,12 @@ def test_how_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     A number of splits must divide the group and leave each program two query heads.
     """
     monkeypatch.setattr(device, "of", lambda _: SimpleNamespace(compute_units=100))
-    found = [triton_kernels.splits_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
+    found = [grid.splits_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
     assert found == [1, 4, 4, 4, 4, 2, 2, 1]
-    assert triton_kernels.splits_of(8, 75, 511, 9, 0) == 1
-    assert [triton_kernels.splits_of(8, 75, 512, most, 0) for most in range(5)] == [1, 1, 2, 2, 4]
+    assert grid.splits_of(8, 75, 511, 9, 0) == 1
+    assert [grid.splits_of(8, 75, 512, most, 0) for most in range(5)] == [1, 1, 2, 2, 4]
     groups = (1, 2, 3, 4, 6, 7, 9)
-    assert [triton_kernels.splits_of(group, 101, 4096, 9, 0) for group in groups] == [1, 1, 1, 2, 3, 1, 3]
+    assert [grid.splits_of(group, 101, 4096, 9, 0) for group in groups] == [1, 1, 1, 2, 3, 1, 3]
 
 
 @pytest.mark.parametrize("count", range(2, 10))
@@ -37,7 +38,7 @@ def test_splits_are_added_up(count: int) -> None:
     partial = torch.randn(5, 3, count, 8)
     result = torch.empty(5, 3, 9, dtype=torch.bfloat16)[..., 1:]
     wanted = partial.double().sum(-2)
-    triton_kernels.add_splits(partial, result)
+    grid.add_splits(partial, result)
     torch.testing.assert_close(result, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
 
 
@@ -46,12 +47,12 @@ def test_blocks_of_a_grid() -> None:
 
     If the blocks of all packed rows are fewer by a third, these are used.
     """
-    assert triton_kernels.grid_of(64, 100, 3, 5, 300) == (2, 15, 0)
-    assert triton_kernels.grid_of(64, 640, 3, 5, 3 * 640) == (10, 15, 0)
-    assert triton_kernels.grid_of(64, 640, 4, 5, 900) == (18, 5, flags.PACKED_BLOCKS)
-    assert triton_kernels.grid_of(64, 0, 4, 5, 900) == (1, 20, 0)
-    assert triton_kernels.grid_of(64, 0, 4, 5, 0) == (0, 20, 0)
-    assert triton_kernels.grid_of(64, 100, 0, 5, 900) == (2, 0, 0)
+    assert grid.grid_of(64, 100, 3, 5, 300) == (2, 15, 0)
+    assert grid.grid_of(64, 640, 3, 5, 3 * 640) == (10, 15, 0)
+    assert grid.grid_of(64, 640, 4, 5, 900) == (18, 5, flags.PACKED_BLOCKS)
+    assert grid.grid_of(64, 0, 4, 5, 900) == (1, 20, 0)
+    assert grid.grid_of(64, 0, 4, 5, 0) == (0, 20, 0)
+    assert grid.grid_of(64, 100, 0, 5, 900) == (2, 0, 0)
 
 
 # Call -> the kind of kernel that serves it, in a 16-bit type and in fp32.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from flash_attn.arguments import check_tables
-from flash_attn.backends.triton.kernels import VEC, find_one, rows, strides_of, table_stride_of
+from flash_attn.backends.triton.inputs import VEC, rows, strides_of, table_stride_of
+from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import (
     HAS_CACHE_BATCH_IDX,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton.kernels import VEC, find_one, rows, window_of
+from flash_attn.backends.triton.inputs import VEC, rows, window_of
+from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.kernels.flags import BIAS_IS_FP32
 

@@ -13,7 +13,8 @@ from flash_attn.backends.split_kv import DECODE_ROWS, are_faster
 from flash_attn.backends.triton.append import append
 from flash_attn.backends.triton.attention import forward
 from flash_attn.backends.triton.decode import attend_by_plan, attend_split
-from flash_attn.backends.triton.kernels import VEC, aligned, find, forward_kind
+from flash_attn.backends.triton.inputs import VEC, aligned
+from flash_attn.backends.triton.kernels import find, forward_kind
 from flash_attn.calls import AttentionCall, CacheCall, replace
 from flash_attn.kernels.value_dims import LATENT_DIM, LATENT_VALUE_DIM, served_pair
 from flash_attn.options import CACHE, CACHE_AS_WHOLE

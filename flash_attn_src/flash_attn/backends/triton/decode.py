@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 import torch
 
-from flash_attn.backends.triton.kernels import (
+from flash_attn.backends.triton.inputs import (
     VEC,
     alibi_stride_of,
-    find_one,
     rows,
     sinks_of,
     strides_of,
     table_stride_of,
     window_of,
 )
-from flash_attn.calls import CacheCall, new_out
+from flash_attn.backends.triton.kernels import find_one
+from flash_attn.calls import AttentionCall, CacheCall, new_out
 from flash_attn.kernels.flags import (
     HAS_ALIBI,
     HAS_BLOCK_TABLE,
@@ -38,7 +38,7 @@ Numbers = tuple[int | float, ...]
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
-MAX_PAGE_UNITS = 1 << 22
+_MAX_PAGE_UNITS = 1 << 22
 # The page size of a cache without pages: each of its lines is one that does not end.
 _ENDLESS = 1 << 30
 # More splits than this of so few rows are joined many at a time: their latencies are the time then. H200, 2026-11-22.
@@ -107,6 +107,12 @@ def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
     return result, lse
 
 
+def takes_pages(call: AttentionCall) -> bool:
+    """Whether the kernels here find the pages of a forward. True without pages."""
+    table = call.block_table
+    return table is None or table.shape[1] * call.k.shape[1] < _MAX_PAGE_UNITS
+
+
 def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of few queries to the cached and the new keys, computed in splits and then combined."""
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
@@ -140,9 +146,9 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         flags |= HAS_BLOCK_TABLE
         table_stride = table_stride_of(table)
     unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
-    if call.block_table is not None and capacity // unit >= MAX_PAGE_UNITS:
+    if call.block_table is not None and capacity // unit >= _MAX_PAGE_UNITS:
         raise ValueError(
-            f"block_table: got room for {capacity} keys a sequence, wanted less than {MAX_PAGE_UNITS * unit} "
+            f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
             f"with {page_size} a page"
         )
     left, right = window_of(call)

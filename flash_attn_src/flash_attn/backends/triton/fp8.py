@@ -6,21 +6,18 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends.torch.fp8 import out_dtype
-from flash_attn.backends.triton.kernels import (
+from flash_attn.backends.triton.grid import chunk_of, grid_of, is_even
+from flash_attn.backends.triton.inputs import (
     FP8_TYPES,
     alibi_stride_of,
     aligned,
-    chunk_of,
-    find_one,
     flags_of,
-    grid_of,
-    is_even,
     lse_of,
     rows,
-    score_kind,
     strides_of,
     window_of,
 )
+from flash_attn.backends.triton.kernels import find_one, score_kind
 from flash_attn.calls import AttentionCall, Fp8Result
 from flash_attn.kernels import targets
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q

@@ -5,26 +5,9 @@ from __future__ import annotations
 import torch
 
 from flash_attn.backends.triton.bias import bias_gradient, bias_of
-from flash_attn.backends.triton.kernels import (
-    VEC,
-    Strides,
-    add_splits,
-    aligned,
-    chunk_of,
-    find,
-    find_one,
-    flags_of,
-    grid_of,
-    head_numbers_of,
-    is_even,
-    refuse_unserved,
-    rows,
-    score_kind,
-    sinks_of,
-    splits_of,
-    strides_of,
-    window_of,
-)
+from flash_attn.backends.triton.grid import add_splits, chunk_of, grid_of, is_even, splits_of
+from flash_attn.backends.triton.inputs import VEC, Strides, aligned, flags_of, inputs_of, rows, sinks_of, strides_of
+from flash_attn.backends.triton.kernels import find, find_one, refuse_unserved, score_kind
 from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.calls import AttentionCall, GradientCall
@@ -50,24 +33,17 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         delta = backward(wide)
         cut(wide, gradients)
         return delta
-    cu_seqlens_q, cu_seqlens_k = call.cu_seqlens_q, call.cu_seqlens_k
-    scale, softcap, dropout_p, rng_state = options.scale, options.softcap, options.dropout_p, options.rng_state
-    if cu_seqlens_q is None:
-        batch, seqlen_q, nheads, head_dim = call.q.shape
-        seqlen_k, nheads_k = call.k.shape[1:3]
-        total_q, total_k = batch * seqlen_q, batch * seqlen_k
-        lse_b, lse_h = nheads * seqlen_q, seqlen_q
-    else:
-        batch, seqlen_q, seqlen_k = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q, call.max_seqlen_k
-        total_q, nheads, head_dim = call.q.shape
-        total_k, nheads_k, _ = call.k.shape
-        lse_b, lse_h = 0, total_q
-    dtype, index = call.q.dtype, call.q.get_device()
-    dq_kernel, dkdv_kernel = find(backward_ops(call), index, dtype, head_dim, score_kind(call))
+    inputs = inputs_of(call)
+    call, batch, seqlen_q, total_q = inputs.call, inputs.batch, inputs.seqlen_q, inputs.total_q
+    q, k, v, rng_state = call.q, call.k, call.v, options.rng_state
+    nheads, group, _, seqlen_k, units = inputs.shapes
+    nheads_k, packed_rows = k.shape[-2], call.cu_seqlens_q is not None
+    total_k = k.shape[0] if packed_rows else batch * seqlen_k
+    lse_strides = inputs.lse_strides
+    dtype, index = q.dtype, q.get_device()
+    dq_kernel, dkdv_kernel = find(backward_ops(call), index, dtype, q.shape[-1], score_kind(call))
     vec = VEC[dtype]
-    q, q_strides = rows(call.q, vec)
-    k, k_strides = rows(call.k, vec)
-    v, v_strides = rows(call.v, vec)
+    strides = inputs.strides
     out, out_strides = rows(gradients.out, vec)
     dout, dout_strides = rows(gradients.dout, vec)
     softmax_lse = gradients.softmax_lse.contiguous()
@@ -75,12 +51,8 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if options.attn_bias is not None:  # with room for `lost_by_rounding` behind it
         delta = softmax_lse.new_empty((2, *softmax_lse.shape))[0]
     else:
-        delta = torch.empty_like(softmax_lse) if cu_seqlens_q is None else torch.zeros_like(softmax_lse)
-    even = is_even(call)
-    left, right = window_of(call)
-    flags = flags_of(call)
-    group = nheads // nheads_k
-    head_numbers, head_stride = head_numbers_of(call)
+        delta = torch.zeros_like(softmax_lse) if packed_rows else torch.empty_like(softmax_lse)
+    even, flags = is_even(call), inputs.flags
     more: tuple[torch.Tensor, ...] = ()
     sinks: tuple[torch.Tensor | None, ...] = ()
     bias_strides: tuple[int, ...] = ()
@@ -91,7 +63,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
 
     norms = None
     if device.loses_range(index, dtype):
-        norms = _row_norms(call, dout, dout_strides, v, v_strides)
+        norms = _row_norms(call, dout, dout_strides, v, strides[6:])
     measured: tuple[torch.Tensor, ...] = () if norms is None else (norms,)
     if options.block_mask is not None:
         lists, bias_strides = lists_of(call, dq_kernel.block_m, dq_kernel.block_n)
@@ -106,15 +78,13 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, head_numbers, rng_state,  # optional inputs
-            *more, *sinks, *measured,
+            *inputs.optional, rng_state, *more, *sinks, *measured,  # optional inputs
         ),
         (
-            scale, softcap, dropout_p,  # options
-            *q_strides, *k_strides, *v_strides, *out_strides, *dout_strides, *dq_strides,
-            lse_b, lse_h, head_stride,  # strides
-            nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
-            left, right,  # mask
+            *inputs.scores,
+            *strides, *out_strides, *dout_strides, *dq_strides, *lse_strides, inputs.head_stride,  # strides
+            *inputs.shapes,
+            *inputs.window,
             m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,  # grid
             *bias_strides,
         ),
@@ -130,7 +100,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if splits == 1:
         dk, dv = aligned(gradients.dk, vec), aligned(gradients.dv, vec)
     else:
-        create = torch.empty if cu_seqlens_k is None else torch.zeros
+        create = torch.empty if call.cu_seqlens_k is None else torch.zeros
         shapes = ((*x.shape[:-1], splits, x.shape[-1]) for x in (k, v))
         sums = [create(shape, dtype=torch.float32, device=q.device) for shape in shapes]
         dk, dv = (x.flatten(-3, -2) for x in sums)
@@ -145,14 +115,14 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, dout, softmax_lse, delta,  # inputs
             dk, dv,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, head_numbers, rng_state, *more, *measured,  # optional inputs
+            *inputs.optional, rng_state, *more, *measured,  # optional inputs
         ),
         (
-            scale, softcap, dropout_p,  # options
-            *q_strides, *k_strides, *v_strides, *dout_strides, *strides_of(dk, vec), *strides_of(dv, vec),
-            lse_b, lse_h, head_stride,  # strides
-            nheads, group // splits, splits, seqlen_q, seqlen_k, total_k, head_dim // vec,  # shapes
-            left, right,  # mask
+            *inputs.scores,
+            *strides, *dout_strides, *strides_of(dk, vec), *strides_of(dv, vec),
+            *lse_strides, inputs.head_stride,  # strides
+            nheads, group // splits, splits, seqlen_q, seqlen_k, total_k, units,  # shapes
+            *inputs.window,
             n_blocks, nheads_k * splits * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,  # grid
             *bias_strides,
         ),
@@ -170,7 +140,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
 
 
 def _row_norms(
-    call: AttentionCall, dout: torch.Tensor, dout_strides: Strides, v: torch.Tensor, v_strides: Strides
+    call: AttentionCall, dout: torch.Tensor, dout_strides: Strides, v: torch.Tensor, v_strides: tuple[int, ...]
 ) -> torch.Tensor:
     """The largest squared norms of rows of dout and of v for each key head, (batch, nheads_k, 2)."""
     dtype, index, (nheads, nheads_k) = v.dtype, v.get_device(), (dout.shape[-2], v.shape[-2])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton.kernels import VEC, chunk_of, find_one, is_even, lse_of, rows, strides_of, window_of
+from flash_attn.backends.triton.grid import chunk_of, is_even
+from flash_attn.backends.triton.inputs import VEC, lse_of, rows, strides_of, window_of
+from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall
 from flash_attn.kernels import targets
 from flash_attn.kernels.operation import INT8_FAMILIES

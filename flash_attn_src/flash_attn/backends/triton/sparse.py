@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flash_attn.backends.triton.kernels import window_of
+from flash_attn.backends.triton.inputs import window_of
 from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall
 
