@@ -10,6 +10,7 @@ import numpy as np
 
 from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.reading import Modifiers, Operands
+from amdgpu_simulator.isa.text import kernel_texts
 
 # An array of numpy. A narrower type would be lost in every expression.
 Array = Any
@@ -68,22 +69,18 @@ _ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
 
 def parse(text: str) -> Kernel:
     """The kernel in an assembly text, which must be the only one. Raises ValueError if the text has no kernel."""
-    found = re.search(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", text, re.DOTALL)
+    texts = list(kernel_texts(text))
     target = re.search(r"\.amdgcn_target\s+\"amdg[\w.]+-amd-amdhsa-[\w-]*-(gfx[\w-]+)", text)
-    if found is None or target is None:
-        raise ValueError("the text holds no AMD kernel")
-    symbol = found[1]
-    descriptor = {name: int(value, 0) for name, value in re.findall(r"\.amdhsa_(\w+)\s+(\w+)", found[2]) if _int(value)}
-    start = text.index(f"\n{symbol}:")
-    body = text[start : text.index("\n.Lfunc_end", start)]
-    constants = {name: _data(lines) for name, lines in _DATA.findall(text)}
+    if len(texts) != 1 or target is None:
+        raise ValueError(f"the text holds {len(texts)} AMD kernels, expected one and its target")
+    ((symbol, lines, descriptor),) = texts
+    constants = {name: _data(directives) for name, directives in _DATA.findall(text)}
     instructions: list[tuple[Instruction, ...]] = []
     labels = {}
-    for line in body.splitlines()[2:]:
-        code = line.partition(";")[0].partition("//")[0].strip()
-        if match := re.match(r"([.\w$]+):$", code):
-            labels[match[1]] = len(instructions)
-        elif code and not code.startswith("."):
+    for _, code in lines:
+        if code.endswith(":"):
+            labels[code[:-1]] = len(instructions)
+        else:
             instructions.append(parse_line(code, constants))
     arguments = [(int(offset), int(size), kind) for offset, size, kind in _ARGUMENT.findall(text)]
     return Kernel(symbol, target[1], instructions, labels, descriptor, arguments, constants)
@@ -92,10 +89,6 @@ def parse(text: str) -> Kernel:
 def parse_line(code: str, constants: dict[str, Array] | None = None) -> tuple[Instruction, ...]:
     """The instruction of a line, or the two operations of a dual instruction. constants: as in `Kernel`."""
     return tuple(_instruction(part.strip(), constants or {}) for part in code.split("::"))
-
-
-def _int(text: str) -> bool:
-    return re.fullmatch(r"\d+|0x[0-9a-f]+", text) is not None
 
 
 def _data(lines: str) -> Array:

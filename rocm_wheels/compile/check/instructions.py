@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rocm_wheels.compile.assembly_text import code_of, kernel_texts
+
 VGPRS = (1 << 1024) - 1  # v0 to v255, then a0 to a255; on gfx1250, which has no AGPRs, v0 to v1023
 AGPRS = (1 << 512) - (1 << 256)
 SCALARS = 1024  # the bit of s0
@@ -97,18 +99,8 @@ class Kernel:
 
 def kernels(assembly: str) -> Iterator[Kernel]:
     """The kernels of an assembly text as LLVM prints it. Raises ValueError for a branch to an unknown label."""
-    lines = assembly.splitlines()
-    described = re.findall(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", assembly, re.DOTALL)
-    starts = {line[:-1]: index for index, line in enumerate(lines) if re.fullmatch(r"[\w.$]+:", line)}
-    starts |= {line.partition(":")[0]: index for index, line in enumerate(lines) if re.match(r"[A-Za-z_]\w*:", line)}
-    for symbol, directives in described:
-        start = starts[symbol] + 1
-        end = next(
-            (i for i in range(start, len(lines)) if lines[i].startswith((".Lfunc_end", "\t.section"))), len(lines)
-        )
-        fields = {name: int(value, 0) for name, value in re.findall(r"\.amdhsa_(\w+)\s+(\w+)", directives)
-                  if re.fullmatch(r"\d+|0x[0-9a-f]+", value)}  # fmt: skip
-        yield kernel(symbol, list(enumerate(lines))[start:end], fields)
+    for symbol, lines, descriptor in kernel_texts(assembly):
+        yield kernel(symbol, lines, descriptor)
 
 
 def kernel(symbol: str, lines: list[tuple[int, str]], descriptor: dict[str, int]) -> Kernel:
@@ -117,7 +109,7 @@ def kernel(symbol: str, lines: list[tuple[int, str]], descriptor: dict[str, int]
     numbers: list[int] = []
     labels: dict[str, int] = {}
     for number, line in lines:
-        code = line.partition(";")[0].partition("//")[0].strip()
+        code = code_of(line)
         if code.endswith(":"):
             labels[code[:-1]] = len(instructions)
         elif code and code[0] != ".":

@@ -1,0 +1,1 @@
+../../amdgpu_simulator/isa/text.py
