@@ -2,11 +2,12 @@
 
 What repeats a check with another Python or another torch is `long`.
 
-`FLASH_ATTN_WINE_TORCH=1 pytest tests/test_wine.py` also installs PyTorch for Windows, and calls flash_attn on the CPU.
+`FLASH_ATTN_WINE_TORCH=1 pytest tests/test_wine.py` also installs PyTorch for Windows, and runs the selftest and more.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import pytest
 import tools
 import torch
 import wine
+from flash_attn.diagnosis.selftest.worker import steps
 from launcher_cases import CASES
 
 from rocm_wheels.matrix import versions
@@ -354,14 +356,80 @@ print("ended", flash_attn.backend_info()["targets"])
 """
 
 
-@pytest.mark.skipif(
+needs_torch = pytest.mark.skipif(
     not os.environ.get("FLASH_ATTN_WINE_TORCH"), reason="PyTorch for Windows takes 550 MB: set FLASH_ATTN_WINE_TORCH=1"
 )
-def test_calls_on_the_cpu(built: Built, installed: Path) -> None:
-    packages = wine.HOME / f"torch-{TORCH}"
-    if not packages.is_dir():
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    """PyTorch for Windows, for CPUs."""
+    directory = wine.HOME / f"torch-{TORCH}"
+    if not directory.is_dir():
         options = ["--platform", "win_amd64", "--python-version", "3.12", "--only-binary", ":all:"]
-        pip = [sys.executable, "-m", "pip", "install", "-q", *options, "--no-deps", "--target", str(packages)]
+        pip = [sys.executable, "-m", "pip", "install", "-q", *options, "--no-deps", "--target", str(directory)]
         subprocess.run([*pip, f"torch=={TORCH}", *REQUIRED], check=True)
+    return directory
+
+
+@needs_torch
+def test_calls_on_the_cpu(built: Built, installed: Path, packages: Path) -> None:
     done = wine.run("-W", "ignore", "-c", _CALLS, wine.windows(built.hip), path=(installed, packages), seconds=300)
     assert done.stdout.splitlines()[-1] == "ended ['gfx1030']", done.stdout + done.stderr
+
+
+@needs_torch
+def test_the_selftest_on_the_cpu(installed: Path, packages: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = ("-W", "ignore", "-m", "flash_attn.selftest", "--cpu", "--json", wine.windows(report))
+    done = wine.run(*words, path=(installed, packages), seconds=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert (found["ok"], found["trouble"], found["machine"]["torch"]) == (True, "", f"{TORCH}+cpu")
+    assert len(found["checks"]) == len(steps(on_cpu=True, repeats=2)) - len(found["speed"])
+    assert all(line["sdpa_forward_ms"] > 0 for line in found["speed"])
+
+
+@needs_torch
+def test_the_node_for_comfyui(installed: Path, packages: Path) -> None:
+    """On the stand-in of ComfyUI. The cases import flash_attn from the sources."""
+    words = ("-W", "ignore", wine.windows(SUPPORT / "comfy_cases.py"), wine.windows(SUPPORT / "comfy_stand_in"))
+    done = wine.run(*words, path=(installed, packages), seconds=300)
+    assert len(done.stdout.split()) >= 11, done.stdout + done.stderr
+
+
+_INTERFACES = """
+import torch, flash_attn, flash_attn.cute, flash_attn_interface, sageattention
+q, k, v = (torch.randn(2, 64, 4, 64) for _ in range(3))
+heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+wanted = torch.nn.functional.scaled_dot_product_attention(*heads_first)
+def error(out):
+    return float((out.float() - wanted).abs().max())
+for module in (flash_attn, flash_attn_interface, flash_attn.cute):
+    out = module.flash_attn_func(q, k, v)
+    print(module.__name__, error((out[0] if isinstance(out, tuple) else out).transpose(1, 2)) < 1e-5)
+print("sageattention", error(sageattention.sageattn(*(x.half() for x in heads_first))) < 5e-2)
+def attend(q, k, v):
+    return flash_attn.flash_attn_func(q * 2, k, v)
+compiled = torch.compile(attend, backend="aot_eager")
+print("aot_eager", torch.equal(compiled(q, k, v), attend(q, k, v)))
+torch._dynamo.reset()
+try:
+    torch.compile(attend)(q, k, v)
+except Exception as failure:
+    print("inductor", "Compiler: cl is not found" in str(failure))
+"""
+
+
+@needs_torch
+def test_the_other_wheels_and_torch_compile(installed: Path, packages: Path, tmp_path: Path) -> None:
+    """flash-attn-3, flash-attn-4 and sageattention are of Python modules alone. Inductor needs cl.exe for a CPU."""
+    data = versions.load()
+    plan = make_universal_plan(data, flash_attn="2.8.3", env={}, machine=Machine(cores=1, available_mib=1024))
+    shutil.copytree(installed, tmp_path / "site")
+    for name in ("flash_attn_3", "flash_attn_4", "sageattention"):
+        with zipfile.ZipFile(assemble.assemble_interface(data.interfaces[name], plan, tmp_path)) as archive:
+            archive.extractall(tmp_path / "site")
+    done = wine.run("-W", "ignore", "-c", _INTERFACES, path=(tmp_path / "site", packages), seconds=300)
+    names = ("flash_attn", "flash_attn_interface", "flash_attn.cute", "sageattention", "aot_eager", "inductor")
+    assert done.stdout.splitlines() == [f"{name} True" for name in names], done.stdout + done.stderr
