@@ -31,8 +31,8 @@ export PATH="$PWD/build/env-test/bin:$PATH"
 ruff check .
 ruff format --check .
 mypy
-shellcheck --severity=style ./*.sh .ci/run candle-flash-rocm/check.sh
-shfmt --indent 4 --case-indent --diff ./*.sh .ci/run candle-flash-rocm/check.sh
+shellcheck --severity=style ./*.sh .ci/run .github/sign_launcher.sh candle-flash-rocm/check.sh
+shfmt --indent 4 --case-indent --diff ./*.sh .ci/run .github/sign_launcher.sh candle-flash-rocm/check.sh
 yamllint --strict .
 check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
