@@ -11,11 +11,11 @@ from torch.compiler import is_compiling
 # Steps of a search after which two tensors count as sharing memory. Real layouts take fewer than ten.
 _STEPS = 10_000
 
-Named = Mapping[str, torch.Tensor | None]
+NamedTensors = Mapping[str, torch.Tensor | None]
 Terms = list[tuple[int, int]]
 
 
-def check_outputs(outputs: Named, inputs: Named) -> list[str]:
+def check_outputs(outputs: NamedTensors, inputs: NamedTensors) -> list[str]:
     """The names of outputs that share memory with an input, which the caller computes elsewhere and then copies.
 
     Raises ValueError for an output whose elements share memory with each other or with another output.
@@ -35,7 +35,7 @@ def check_outputs(outputs: Named, inputs: Named) -> list[str]:
     return [name for name, x in written.items() if any(shares_memory(x, y) for y in inputs.values())]
 
 
-def refuse_shared(outputs: Named, inputs: Named) -> None:
+def refuse_shared(outputs: NamedTensors, inputs: NamedTensors) -> None:
     """`check_outputs`, which also raises ValueError for an output that shares memory with an input."""
     for name in check_outputs(outputs, inputs):
         other = next(n for n, y in inputs.items() if shares_memory(outputs[name], y))

@@ -52,11 +52,10 @@ Numbers = Mapping[str, int]
 Part = tuple[int, dict[str, int], dict[str, int]]
 
 
-class SlicedKernel:
-    """A kernel whose launches have at most about `within(numbers)` programs. Otherwise it is the kernel that it is made
-    from.
+class SubcallKernel:
+    """Launches a kernel once for each part of a call. Tiles and results are the kernel's own.
 
-    within: takes the operations of one program.
+    within: takes the operations of one program, returns how many programs a launch may have.
     """
 
     def __init__(self, kernel: Kernel, variant: Variant, within: Callable[[int], int], submitted: Submissions) -> None:

@@ -57,8 +57,11 @@ class Gpu:
         return self.compute_units * max(int(seconds * self.flops / flops), 1)
 
 
-class PiecewiseKernel:
-    """A kernel whose launches take at most about `seconds` each. Otherwise it is the kernel that it is made from."""
+class ProgramRangeKernel:
+    """Launches a kernel over ranges of its programs; a range takes at most about `submitted.seconds`.
+
+    Tiles and results are the kernel's own.
+    """
 
     def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, submitted: Submissions) -> None:
         function = variant.operation.function
@@ -128,5 +131,5 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
     gpu = Gpu(rate * CYCLES_PER_SECOND, device.compute_units)
     submitted = submissions.of(device, seconds)
     if function in slices.NUMBERS:
-        return slices.SlicedKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops), submitted)
-    return PiecewiseKernel(kernel, variant, gpu, submitted)
+        return slices.SubcallKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops), submitted)
+    return ProgramRangeKernel(kernel, variant, gpu, submitted)
