@@ -4,7 +4,7 @@ Data flows downwards, and a stage imports only what stands above it:
 
 | stage | modules | it hands on |
 |-|-|-|
-| common | errors, paths, environment, tables, forms, packages, artifacts | failures with a remedy, checked input |
+| common | errors, paths, environment, tables, schema, packages, artifacts | failures with a remedy, checked input |
 | common | package_modules | modules of flash_attn |
 | matrix | versions, cells, platforms, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import forms
+from rocm_wheels import schema
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
 
@@ -15,31 +15,31 @@ _NAME = "manifest.json"
 _MAX_BYTES = 64 << 20  # a store of 5000 kernels has 4 MiB
 _MAX_CODE = 1 << 30  # bytes of a group of code objects
 _REMEDY = "Compile it again: ./build_rocm.sh --store TARGET."
-_PLACE = {name: forms.number(most=_MAX_CODE, whole=True) for name in ("offset", "size")}
-_TEXT = forms.text(300)
-_KERNEL = forms.Form(
+_PLACE = {name: schema.number(most=_MAX_CODE, whole=True) for name in ("offset", "size")}
+_TEXT = schema.text(300)
+_KERNEL = schema.ObjectSchema(
     {
         **_PLACE,
         "group": _TEXT,
-        "symbol": forms.prose(10_000),
-        "sha256": forms.text(64, r"[0-9a-f]{64}"),
-        **{name: forms.number(whole=True) for name in ("threads", "shared")},
-        "params": forms.prose(10_000),
+        "symbol": schema.prose(10_000),
+        "sha256": schema.text(64, r"[0-9a-f]{64}"),
+        **{name: schema.number(whole=True) for name in ("threads", "shared")},
+        "params": schema.prose(10_000),
     },
     {
-        "code": forms.Form({**_PLACE, "at": forms.number(most=_MAX_CODE, whole=True)}),
-        "isa": forms.table(_TEXT, forms.number(whole=True), 1000),
+        "code": schema.ObjectSchema({**_PLACE, "at": schema.number(most=_MAX_CODE, whole=True)}),
+        "isa": schema.table(_TEXT, schema.number(whole=True), 1000),
     },
     others=True,
 )
-_MANIFEST = forms.Form(
+_MANIFEST = schema.ObjectSchema(
     {
-        "format": forms.number(whole=True),
-        "target": forms.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?"),
-        "compiler": forms.Form({"name": _TEXT, "version": _TEXT}, others=True),
-        "kernels": forms.Named(_KERNEL, 100_000),
+        "format": schema.number(whole=True),
+        "target": schema.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?"),
+        "compiler": schema.ObjectSchema({"name": _TEXT, "version": _TEXT}, others=True),
+        "kernels": schema.MapSchema(_KERNEL, 100_000),
     },
-    {"base": forms.text(40, r"gfx[0-9a-f-]+(generic)?")},
+    {"base": schema.text(40, r"gfx[0-9a-f-]+(generic)?")},
     others=True,
 )
 
@@ -51,8 +51,8 @@ def read(path: Path) -> dict[str, Any]:
             text = file.read(_MAX_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, LookupError) as error:
         raise DataError(f"{path.name} is no kernel store: {error}", remedy=_REMEDY) from error
-    content: dict[str, Any] = forms.load(f"{_NAME} of {path.name}", text, _MAX_BYTES)
-    if wrong := next(forms.problems(content, _MANIFEST), None):
+    content: dict[str, Any] = schema.load(f"{_NAME} of {path.name}", text, _MAX_BYTES)
+    if wrong := next(schema.problems(content, _MANIFEST), None):
         raise DataError(f"{path.name}: its manifest has another form: {wrong}", remedy=_REMEDY)
     wanted = sources.module("runtime.store").FORMAT
     if content["format"] != wanted:

@@ -17,10 +17,10 @@ from typing import Any
 from rocm_wheels.compile import cache as files
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
-from rocm_wheels.forms import Form, Listed, number, problems, shown, text
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import report as reports
 from rocm_wheels.publish.report import REMEDY
+from rocm_wheels.schema import ListSchema, ObjectSchema, number, problems, shown, text
 from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.contents import WheelFile
 
@@ -31,13 +31,13 @@ _KEPT = ("shape", "forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward
 _FIRST_DAY = datetime.date(2026, 11, 1)
 _OVERRIDE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _TEXT = text(300, empty=True)
-_RUN = Form(
+_RUN = ObjectSchema(
     {
         **dict.fromkeys(("override", "sha256", "flash_attn", "python", "torch", "hip", "driver"), _TEXT),
         **dict.fromkeys(("date", "device", "target", "wheel"), text(200)),
         "passed": number(whole=True),
-        "failed": Listed(_TEXT, 20_000),
-        "speed": Listed(lambda value: isinstance(value, dict), 50),
+        "failed": ListSchema(_TEXT, 20_000),
+        "speed": ListSchema(lambda value: isinstance(value, dict), 50),
     }
 )
 
@@ -133,7 +133,7 @@ def load(path: Path) -> list[Run]:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is no list of runs of the selftest: {error}") from error
-    wrong = list(problems(entries, Listed(_RUN, 100_000), path.name))
+    wrong = list(problems(entries, ListSchema(_RUN, 100_000), path.name))
     if wrong:
         raise DataError(
             f"{path} is no list of runs of the selftest: {wrong[0]}", remedy="Restore it: git checkout -- FILE."

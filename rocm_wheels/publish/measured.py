@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rocm_wheels import forms
+from rocm_wheels import schema
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import directory
@@ -13,18 +13,18 @@ from rocm_wheels.wheel import verdict
 from rocm_wheels.wheel.verdict import Stage
 
 _MAX_BYTES = 1 << 20
-_TEXT = forms.prose(200)
-_WINDOWS = forms.Form(
+_TEXT = schema.prose(200)
+_WINDOWS = schema.ObjectSchema(
     {
-        "installer": forms.one_of("pip", "uv"),
+        "installer": schema.one_of("pip", "uv"),
         "system": _TEXT,
-        "wheels": forms.Listed(
-            forms.Form(
+        "wheels": schema.ListSchema(
+            schema.ObjectSchema(
                 {
                     **dict.fromkeys(("python", "torch"), _TEXT),
-                    "wheel": forms.text(200, r"[A-Za-z0-9_.+-]+\.whl"),
-                    "sha256": forms.text(64, r"[0-9a-f]{64}"),
-                    "checks": forms.number(whole=True),
+                    "wheel": schema.text(200, r"[A-Za-z0-9_.+-]+\.whl"),
+                    "sha256": schema.text(64, r"[0-9a-f]{64}"),
+                    "checks": schema.number(whole=True),
                 }
             ),
             100,
@@ -63,8 +63,8 @@ def seen_on_windows(dist: Path, reports: Path) -> list[str]:
     """
     found: dict[str, dict[str, str]] = {}
     for path in sorted(reports.rglob("*.json")) if reports.is_dir() else []:
-        report = forms.load(path.name, path.read_bytes(), _MAX_BYTES)
-        if wrong := list(forms.problems(report, _WINDOWS)):
+        report = schema.load(path.name, path.read_bytes(), _MAX_BYTES)
+        if wrong := list(schema.problems(report, _WINDOWS)):
             raise DataError(f"{path} is not what wheel_tests/on_windows.py writes: {wrong[0]}", remedy=_WINDOWS_AGAIN)
         for each in report["wheels"]:
             earlier = verdict.beside(dist / each["wheel"])
@@ -86,8 +86,8 @@ def attach(dist: Path, summary: Path) -> list[str]:
 
     Raises DataError if the file has another format. Returns an empty list if that wheel is not in `dist`.
     """
-    found = forms.load(summary.name, summary.read_bytes(), _MAX_BYTES)
-    wrong = list(forms.problems(found, verdict.BENCHMARKS))
+    found = schema.load(summary.name, summary.read_bytes(), _MAX_BYTES)
+    wrong = list(schema.problems(found, verdict.BENCHMARKS))
     if wrong:
         raise DataError(f"{summary} is not what benchmarks/trend.py writes: {wrong[0]}", remedy="Run the trend again.")
     version, python = found["environment"]["flash_attn"], found["environment"]["python"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from rocm_wheels import forms
+from rocm_wheels import schema
 from rocm_wheels.compile import manifest
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix.targets import CUDA
@@ -21,8 +21,8 @@ STORE = re.compile(r"(?:kernels-(?:ck|triton)-)?((?:gfx[0-9a-f-]+(?:generic)?|sm
 CRATE = re.compile(r"candle-flash-rocm-\d+\.\d+\.\d+(?:-[0-9A-Za-z.]+)?\.crate")
 _MAX_MEMBERS = 5000
 _MAX_BYTES = 64 << 20  # limit of an unpacked crate in bytes
-_VCS = forms.Form({"git": forms.Form({"sha1": forms.text(40, r"[0-9a-f]{40}")}, {"dirty": forms.one_of(True, False)})},
-                  {"path_in_vcs": forms.text(200)})  # fmt: skip
+_COMMIT = schema.ObjectSchema({"sha1": schema.text(40, r"[0-9a-f]{40}")}, {"dirty": schema.one_of(True, False)})
+_VCS = schema.ObjectSchema({"git": _COMMIT}, {"path_in_vcs": schema.text(200)})
 _AGAIN = "Pack it again: candle-flash-rocm/check.sh"
 
 
@@ -95,8 +95,8 @@ def _commit(name: str, archive: tarfile.TarFile, top: str) -> str:
         raise PublishFailed(f"{name} has {manifests} manifests Cargo.toml, not one", remedy=_AGAIN)
     if not vcs:
         raise PublishFailed(f"{name} names no commit: it was packed outside of a checkout", remedy=_AGAIN)
-    found: Any = forms.load(f".cargo_vcs_info.json of {name}", vcs, 1 << 16)
-    if wrong := next(forms.problems(found, _VCS), None):
+    found: Any = schema.load(f".cargo_vcs_info.json of {name}", vcs, 1 << 16)
+    if wrong := next(schema.problems(found, _VCS), None):
         raise PublishFailed(f"{name}: .cargo_vcs_info.json: {wrong}", remedy=_AGAIN)
     if found["git"].get("dirty"):
         raise PublishFailed(f"{name} was packed with changes that are not committed", remedy=COMMIT_REMEDY)

@@ -8,9 +8,9 @@ from typing import Any
 
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
-from rocm_wheels.forms import Form, Listed, none_or, number, one_of, problems, shown, table, text
-from rocm_wheels.forms import load as load_json
 from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.schema import ListSchema, ObjectSchema, none_or, number, one_of, problems, shown, table, text
+from rocm_wheels.schema import load as load_json
 
 REMEDY = "Ask for a run of `python -m flash_attn.selftest` with the wheel as it was published."
 _MAX_BYTES = 1 << 20  # a real report has about 40 KiB
@@ -25,18 +25,18 @@ _TIME = none_or(number(most=1e7))
 _ANYTHING = text(2000, empty=True)
 _FREE = none_or(lambda value: isinstance(value, str) and len(value) <= 4000)  # not shown to users
 
-_WHEEL = Form(
+_WHEEL = ObjectSchema(
     {
         "version": _VERSION,
         "label": text(40, r"[a-z0-9.]+", empty=True),
-        "targets": Listed(_TARGET, 64),
+        "targets": ListSchema(_TARGET, 64),
         "contents": text(64, r"[0-9a-f]+", empty=True),
         "sha256": text(64, r"[0-9a-f]{64}", empty=True),
-        "damaged": Listed(text(200, r"[A-Za-z0-9_./+-]+"), 10_000),
+        "damaged": ListSchema(text(200, r"[A-Za-z0-9_./+-]+"), 10_000),
     },
     {"backend": _FREE, "gpu_backend": _FREE},
 )
-_MACHINE = Form(
+_MACHINE = ObjectSchema(
     {
         "device": DEVICE,
         "target": _TARGET,
@@ -56,23 +56,23 @@ _MACHINE = Form(
         "triton": table(_NAME, _VERSION, 8),
     },
 )
-_CHECK = Form(
+_CHECK = ObjectSchema(
     {
         "check": _NAME,
         "group": _NAME,
         "ok": one_of(True, False, None),
         "forward": _ERROR,
         "backward": _ERROR,
-        "limits": Listed(number(most=1e6), 2),
+        "limits": ListSchema(number(most=1e6), 2),
     },
     {
         "failure": _FREE,
-        "kernels": Listed(_FREE, 1000),
-        "notes": Listed(_FREE, 100),
+        "kernels": ListSchema(_FREE, 1000),
+        "notes": ListSchema(_FREE, 100),
         "seconds": number(most=1e6),
     },
 )
-_SPEED = Form(
+_SPEED = ObjectSchema(
     {"shape": _NAME},
     {
         **dict.fromkeys(("forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward_ms"), _TIME),
@@ -80,7 +80,7 @@ _SPEED = Form(
         "failure": _FREE,
     },
 )
-FORM = Form(
+SCHEMA = ObjectSchema(
     {
         "format": number(whole=True),
         "date": text(10, r"\d{4}-\d\d-\d\d"),
@@ -88,8 +88,8 @@ FORM = Form(
         "trouble": _SENTENCE,
         "wheel": _WHEEL,
         "machine": _MACHINE,
-        "checks": Listed(_CHECK, 1000),
-        "speed": Listed(_SPEED, 50),
+        "checks": ListSchema(_CHECK, 1000),
+        "speed": ListSchema(_SPEED, 50),
     }
 )
 
@@ -105,7 +105,7 @@ def read(path: Path) -> Any:
     there = content.get("format") if isinstance(content, dict) else None
     if there != wanted:
         raise DataError(f"{path.name} has format {shown(there)}, this command reads format {wanted}", remedy=REMEDY)
-    wrong = list(problems(content, FORM))
+    wrong = list(problems(content, SCHEMA))
     if wrong:
         more = f", and {len(wrong) - _MAX_PROBLEMS} more" if len(wrong) > _MAX_PROBLEMS else ""
         raise DataError(

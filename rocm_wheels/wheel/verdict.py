@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import forms
+from rocm_wheels import schema
 from rocm_wheels.errors import DataError, writing_to
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import Plan
@@ -51,12 +51,12 @@ NAMELESS = "a GPU without a name"  # a GPU whose tests failed before they named 
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
 _MAX_WRONG = 10  # limit of the fields that a message names
-_TEXT = forms.prose(10_000)
-_NUMBER = forms.number()
-_DEVICE = forms.text(100)
-_TARGET = forms.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?")
-_TITLE = forms.text(200)
-_ENVIRONMENT = forms.table(_TITLE, forms.none_or(forms.prose(500)), 40)
+_TEXT = schema.prose(10_000)
+_NUMBER = schema.number()
+_DEVICE = schema.text(100)
+_TARGET = schema.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?")
+_TITLE = schema.text(200)
+_ENVIRONMENT = schema.table(_TITLE, schema.none_or(schema.prose(500)), 40)
 
 
 def _is_environment(value: Any) -> bool:
@@ -64,20 +64,20 @@ def _is_environment(value: Any) -> bool:
 
 
 # The format that benchmarks/trend.py writes.
-_COMPARISON = forms.Form(
+_COMPARISON = schema.ObjectSchema(
     {
         **dict.fromkeys(("device", "benchmark", "figure", "baseline_date", "status"), _TITLE),
         **dict.fromkeys(("baseline", "median", "ratio", "low", "high"), _NUMBER),
     }
 )
-BENCHMARKS = forms.Form(
+BENCHMARKS = schema.ObjectSchema(
     {
         "environment": _is_environment,
         "bound": _NUMBER,
-        "regressions": forms.number(whole=True),
-        "comparisons": forms.Listed(_COMPARISON, 10_000),
-        "missing": forms.Listed(_TITLE, 10_000),
-        "without_baseline": forms.Listed(_TITLE, 10_000),
+        "regressions": schema.number(whole=True),
+        "comparisons": schema.ListSchema(_COMPARISON, 10_000),
+        "missing": schema.ListSchema(_TITLE, 10_000),
+        "without_baseline": schema.ListSchema(_TITLE, 10_000),
     }
 )
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -310,7 +310,7 @@ def parse(name: str, content: bytes) -> Verdict:
     """
     if len(content) > _MAX_BYTES:
         raise DataError(f"{name} is not a verdict: it has {len(content)} bytes")
-    found = forms.load(name, content, _MAX_BYTES)
+    found = schema.load(name, content, _MAX_BYTES)
     known = {"ok"} | {each.name for each in fields(Verdict)}
     if not isinstance(found, dict) or (missing := sorted(known - found.keys() - {"beside", "benchmarks", "gpus"})):
         what = ", ".join(missing) if isinstance(found, dict) else "fields"
@@ -347,7 +347,7 @@ def _wrong(found: Mapping[str, Any]) -> list[str]:
         "cell": _is_table(found["cell"], _TEXT),
         "tests": _is_table(found["tests"], _is_count),
         "beside": _is_table(found.get("beside", {}), lambda value: _matches(_DIGEST, value)),
-        "benchmarks": "benchmarks" not in found or not list(forms.problems(found["benchmarks"], BENCHMARKS)),
+        "benchmarks": "benchmarks" not in found or not list(schema.problems(found["benchmarks"], BENCHMARKS)),
         "gpus": _is_table(found.get("gpus", {}), _is_gpu_report),
         "targets": isinstance(found["targets"], list),
         "failures": isinstance(found["failures"], list),
@@ -356,18 +356,18 @@ def _wrong(found: Mapping[str, Any]) -> list[str]:
     wrong = [name for name, good in checks.items() if not good]
     for name, good in (("targets", _TARGET), ("failures", _TEXT)):
         if checks[name]:
-            wrong += [f"{name}/{forms.shown(each)}" for each in found[name] if not good(each)]
+            wrong += [f"{name}/{schema.shown(each)}" for each in found[name] if not good(each)]
     if checks["stages"]:
         known = {
             stage for stage in found["stages"] if stage in (*STAGES, SELFTEST, WINDOWS) or _COMBINATION.fullmatch(stage)
         }
         wrong += [f"stages/{stage}" for stage in known if not _is_stage(found["stages"][stage])]
-        wrong += [f"stages/{forms.shown(stage)}" for stage in found["stages"] if stage not in known]
+        wrong += [f"stages/{schema.shown(stage)}" for stage in found["stages"] if stage not in known]
     return wrong
 
 
 def _named(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() else forms.shown(name)
+    return name if name.isidentifier() and name.isascii() else schema.shown(name)
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
@@ -375,7 +375,7 @@ def _matches(pattern: re.Pattern[str], value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= forms.MAX_NUMBER
+    return type(value) is int and 0 <= value <= schema.MAX_NUMBER
 
 
 def _is_table(value: object, good: Any) -> bool:

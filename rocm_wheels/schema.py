@@ -23,31 +23,31 @@ Rule = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
-class Form:
+class ObjectSchema:
     """An object with these fields; `optional` fields may be absent. others: whether other names are allowed."""
 
-    fields: Mapping[str, AnyForm]
-    optional: Mapping[str, AnyForm] = field(default_factory=dict)
+    fields: Mapping[str, Schema]
+    optional: Mapping[str, Schema] = field(default_factory=dict)
     others: bool = False
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListSchema:
     """A list of at most `most` values of one schema."""
 
-    each: AnyForm
+    item: Schema
     most: int
 
 
 @dataclass(frozen=True)
-class Named:
+class MapSchema:
     """An object with at most `most` names, whose values have one schema."""
 
-    each: AnyForm
+    item: Schema
     most: int
 
 
-AnyForm: TypeAlias = "Rule | Form | Listed | Named"
+Schema: TypeAlias = "Rule | ObjectSchema | ListSchema | MapSchema"
 
 
 def load(name: str, content: bytes, most: int) -> Any:
@@ -63,33 +63,33 @@ def load(name: str, content: bytes, most: int) -> Any:
     return value
 
 
-def problems(value: Any, form: AnyForm, place: str = "") -> Iterator[str]:
+def problems(value: Any, schema: Schema, place: str = "") -> Iterator[str]:
     """Yields a line for each part of the value that does not have the schema."""
-    if isinstance(form, Form):
+    if isinstance(schema, ObjectSchema):
         if not isinstance(value, dict):
             yield f"{place or 'it'}: {shown(value)} is no object"
             return
-        known = {**form.fields, **form.optional}
-        for name in [name for name in form.fields if name not in value]:
+        known = {**schema.fields, **schema.optional}
+        for name in [name for name in schema.fields if name not in value]:
             yield f"{_below(place, name)} is missing"
-        for name, each in value.items():
+        for name, content in value.items():
             if name in known:
-                yield from problems(each, known[name], _below(place, name))
-            elif not form.others:
+                yield from problems(content, known[name], _below(place, name))
+            elif not schema.others:
                 yield f"{_below(place, shown(name))} is unknown"
-    elif isinstance(form, Listed):
-        if not isinstance(value, list) or len(value) > form.most:
-            yield f"{place}: {shown(value)} is no list of at most {form.most}"
+    elif isinstance(schema, ListSchema):
+        if not isinstance(value, list) or len(value) > schema.most:
+            yield f"{place}: {shown(value)} is no list of at most {schema.most}"
             return
-        for number, each in enumerate(value):
-            yield from problems(each, form.each, _below(place, str(number)))
-    elif isinstance(form, Named):
-        if not isinstance(value, dict) or len(value) > form.most:
-            yield f"{place}: {shown(value)} is no object of at most {form.most} names"
+        for index, item in enumerate(value):
+            yield from problems(item, schema.item, _below(place, str(index)))
+    elif isinstance(schema, MapSchema):
+        if not isinstance(value, dict) or len(value) > schema.most:
+            yield f"{place}: {shown(value)} is no object of at most {schema.most} names"
             return
-        for name, each in value.items():
-            yield from problems(each, form.each, _below(place, name if _NAME(name) else shown(name)))
-    elif not form(value):
+        for name, item in value.items():
+            yield from problems(item, schema.item, _below(place, name if _NAME(name) else shown(name)))
+    elif not schema(value):
         yield f"{place}: {shown(value)} has another form"
 
 
@@ -151,10 +151,10 @@ def one_of(*values: object) -> Rule:
 
 def table(key: Rule, value: Rule, most: int) -> Rule:
     """Schema: an object of at most `most` names."""
-    return lambda found: (
-        isinstance(found, dict)
-        and len(found) <= most
-        and all(key(name) and value(each) for name, each in found.items())
+    return lambda content: (
+        isinstance(content, dict)
+        and len(content) <= most
+        and all(key(name) and value(item) for name, item in content.items())
     )
 
 
