@@ -15,8 +15,7 @@ from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 
-TARGET = "gfx1201"
-# Keys of a block of the kernels of head dims 64 and 128.
+# Keys of a block of the kernels of head dims 64 and 128; gfx1100's has 64 at 128.
 BLOCK = {64: 64, 128: 32}
 
 
@@ -34,8 +33,10 @@ def tensors(rises: list[float], dim: int, dtype: torch.dtype, rows: int = 70) ->
     return [x.to(dtype) for x in (q, k, v)]
 
 
-def check(inputs: list[torch.Tensor], kernel: str, call: dict[str, Any], book: dict[str, Any]) -> None:
-    with gpu.pretend(TARGET) as launched, torch.no_grad():
+def check(
+    inputs: list[torch.Tensor], kernel: str, call: dict[str, Any], book: dict[str, Any], target: str = "gfx1201"
+) -> None:
+    with gpu.pretend(target) as launched, torch.no_grad():
         out, lse, _ = flash_attn_func(*inputs, softmax_scale=math.log(2), return_attn_probs=True, **call)
     assert launched == [kernel]
     book = {"softmax_scale": math.log(2), **book}
@@ -52,6 +53,12 @@ def check(inputs: list[torch.Tensor], kernel: str, call: dict[str, Any], book: d
 @pytest.mark.parametrize(("dtype", "name", "dim"), [(torch.bfloat16, "bf16", 64), (torch.float16, "fp16", 128)])
 def test_growing_maxima(dtype: torch.dtype, name: str, dim: int, rises: list[float]) -> None:
     check(tensors(rises, dim, dtype), f"fwd-{name}-d{dim}", {}, {})
+
+
+@pytest.mark.parametrize(("name", "dim"), [("bf16", 64), ("fp16", 128)])
+def test_growing_maxima_on_rdna3(name: str, dim: int) -> None:
+    dtype = torch.bfloat16 if name == "bf16" else torch.float16
+    check(tensors([0.0, 40.0, 0.0, 7.9, 7.9, -50.0, 90.0], dim, dtype), f"fwd-{name}-d{dim}", {}, {}, "gfx1100")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_blocks_whose_maxima_do_not_grow_scale_nothing() -> None:
         return machine.Program(kernel, counted[-1])
 
     for rise in (7.9, 0.0, 8.5):
-        with gpu.pretend(TARGET, program=program), torch.no_grad():
+        with gpu.pretend("gfx1201", program=program), torch.no_grad():
             inputs = tensors([rise, *[0.0 if rise < 8.0 else rise] * 3], 64, torch.bfloat16)
             flash_attn_func(*inputs, softmax_scale=math.log(2))
     once, flat, growing = (record.cycles["vector"] for record in counted)
