@@ -116,11 +116,11 @@ def test_lines(
         (MI300X._replace(torch=None, hip=None), "no wheel fits: torch is not installed in this Python"),
         (
             MI300X._replace(torch=None, hip=None),
-            f"\ntorch    {TORCH.format('2.7.1+rocm6.2.4', 'rocm6.2.4')}  # then run",
+            f"\ntorch    {TORCH.format('2.7.1+rocm6.2.4', 'rocm6.2.4')}\nthen     run this again",
         ),
         (
             MI300X._replace(torch="2.5.1+cu124", hip=None),
-            f"\ntorch    {TORCH.format('2.5.1+rocm6.2', 'rocm6.2')}  # then run",
+            f"\ntorch    {TORCH.format('2.5.1+rocm6.2', 'rocm6.2')}\nthen     run this again",
         ),
         (
             MI300X._replace(torch="2.9.1+rocm6.4", hip="6.4.0"),
@@ -246,6 +246,7 @@ def test_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     _, _, err = run(tmp_path / "site", card._replace(torch="2.12.0", hip=None), monkeypatch, capsys)
     assert f"torch    {pip} uninstall -y torch torchvision torchaudio\n" in err
     assert f'torch    {pip} install "torch[device-all]"' in err
+    assert not re.search("(?m)^torch .*#", err)  # cmd takes a comment for arguments
     monkeypatch.setattr(sys, "platform", "linux")
     assert "manylinux" in run(tmp_path / "site", card, monkeypatch, capsys)[2]
 

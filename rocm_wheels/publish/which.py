@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         return 1
     verdict = wheel["verdict"]
     _say(f"wheel    {wheel['name']}")
-    _say(f"verdict  passed its tests on {verdict['ran_on']} (GPU: {verdict['gpu']})")
+    ran = "nothing ran it" if verdict["ran_on"] == "nothing" else f"passed its tests on {verdict['ran_on']}"
+    _say(f"verdict  {ran} (GPU: {verdict['gpu']})")
     for gpu in machine.gpus:
         if gpu not in wheel["targets"]:
             _say(f"note     the wheel has no kernels for the {gpu} of this machine")
@@ -147,7 +148,7 @@ def check_torch(machine: Machine, site: dict[str, Any]) -> None:
         line = f"{gone}{pip()} {WINDOWS_TORCH}"
     else:
         line = torch_line(site, minor(machine.torch or ""), minor(machine.rocm or ""))
-    raise NoWheel(f"fits: {what} in this Python ({sys.executable})\ntorch    {line}  # then run this again")
+    raise NoWheel(f"fits: {what} in this Python ({sys.executable})\ntorch    {line}\nthen     run this again")
 
 
 def torch_line(site: dict[str, Any], torch: str, rocm: str) -> str:
