@@ -14,10 +14,7 @@ gain nearly always. With Triton 3.7.1 only gfx942's plain forwards of 192 and 25
 dv of 128 (45) spill vector registers to scratch, which the clock prices. With other versions of Triton, some kernels
 that take more than 300 registers do.
 
-A lazy rescale (`lazy_rescale`) costs time here, clock of 2026-11-27, plain forward in bf16: its branch splits the loop,
-so that the compiler orders less of it, and no wave gets a priority, which is worth 7 to 19 %. Cycles with it, and
-without it and without priorities: gfx942 64 4217 and 4067, 128 11225 (82 spills) and 6189; gfx950 64 2581 and 2673, 128
-4976 and 4184; gfx90a 128 26545 (238 spills) and 12090. With priorities gfx950 takes 2420 and 3409.
+A lazy rescale (`lazy_rescale`) costs time on every target: docs/notes/clock.md has the cycles.
 """
 
 from __future__ import annotations

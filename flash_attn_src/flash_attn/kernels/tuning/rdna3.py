@@ -21,13 +21,14 @@ OPTIONS: Options = WAVES + ORDERS + TRANSPOSES
 
 ROWS: Rows = {
     # fwd, 16 bits: clock, 2026-11-24. Plain with a lazy rescale, clock of 2026-11-27, cycles with and without it:
-    # gfx1100 64 11183 and 11516, 128 21030 and 22022 (fp16 21987 and 22005), gfx1151 128 21494 and 21629. That is
-    # within the clock's error; the loop has a fifth fewer vector instructions. At 128 it makes dropout (24151 and
+    # gfx1100 128 21030 and 22022 (fp16 21987 and 22005), gfx1151 128 21494 and 21629. That is within the clock's error;
+    # the loop has a fifth fewer vector instructions. 64 takes 11069 and reads V 16 bytes at a time; by 64 rows, with
+    # 512 reads of 2 bytes, 11183, without a lazy rescale 11516. At 128 it makes dropout (24151 and
     # 25594), softcap (26838 and 24073) and ALiBi (26664 and 22151) spill 24 registers in the loop: they have none.
     ("fwd", 16, 32): tiles(C(64, 32, 4, 2)),
     ("fwd", 16, 64): tiles(
         {
-            "plain": C(64, 64, 4, options=LAZY_RESCALE),
+            "plain": C(128, 64, 8, options=TRANSPOSES + LAZY_RESCALE),
             "alibi dropout softcap": C(64, 32, 4, 2),
             "others": C(128, 32, 8, block_k=32),
         }

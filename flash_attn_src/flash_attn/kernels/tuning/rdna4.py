@@ -1,4 +1,4 @@
-"""Tiles of RDNA 4 GPUs: the tiles of RDNA 3, but for plain forwards of 64 and 128 and most of the backward.
+"""Tiles of RDNA 4 GPUs: the tiles of RDNA 3, but for forwards of 128 and most of the backward.
 
 RDNA 4 has RDNA 3's wavefronts and registers, and its WMMA holds less. What fits RDNA 3 fits RDNA 4.
 """
@@ -16,7 +16,6 @@ ROWS: Rows = {
     # and they read K and V twice as often. Transposed within threads, 2026-11-25: 8024 and 13727. With a lazy rescale,
     # clock of 2026-11-27: 5715 and 11120 for 6288 and 11940, at 128 with dropout 12306 for 13292 and with softcap 13314
     # for 14915; ALiBi loses by it. The 18 spills of the plain forward of 128 are outside of both loops.
-    ("fwd", 16, 64): tiles({"plain": C(128, 64, 8, options=TRANSPOSES + LAZY_RESCALE)}, base=rdna3.ROWS["fwd", 16, 64]),
     ("fwd", 16, 128): tiles(
         {
             "plain": C(128, 32, 8, 2, options=TRANSPOSES + LAZY_RESCALE),
