@@ -9,7 +9,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | matrix | versions, cells, platforms, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
-| compile | sources, download, assembly_text, codeobject, isa, manifest | what compilers share, and the form of a manifest |
+| compile | sources, download, assembly_text, codeobject, isa, manifest | shared by compilers; a manifest |
 | compile/check | stage, instructions, flow, forms, habits, scan, scalars, resources | a checked code object |
 | compile/check | hazards, rules, pending, matrix, cures | hazards |
 | compile/triton | units, tile_table, compiler, barriers, priorities, retarget, hazards | a code object of Triton |
