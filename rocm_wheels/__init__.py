@@ -33,7 +33,7 @@ Data flows downwards, and a stage imports only what stands above it:
 
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036 - an older Python is told so, and not which of our syntax it does not know
+if sys.version_info < (3, 10):  # noqa: UP036 - an older Python gets this message instead of a SyntaxError
     running = ".".join(map(str, sys.version_info[:3]))
     sys.exit(
         f"error: this needs Python 3.10 or newer, {sys.executable} is Python {running}\n"

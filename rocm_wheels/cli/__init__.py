@@ -38,7 +38,7 @@ examples:
   python -m rocm_wheels index --dir dist --out site --repo owner/name --url http://127.0.0.1:8000/
       a package index of one's own wheels: python -m http.server --bind 127.0.0.1 --directory site
 """
-# Verbs that continue where an interrupted run stopped, and what they do when they are run again.
+# Verb that continues where an interrupted run stopped -> the remedy in the message of an interruption.
 _COMPILED = "Run it again: it goes on from the kernels that are compiled."
 AGAIN = {
     "build": _COMPILED,

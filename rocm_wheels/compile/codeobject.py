@@ -142,7 +142,7 @@ def _read_nvidia(elf: ELFFile) -> CodeObject:
 
 
 def _attributes(data: bytes, wanted: int) -> list[bytes]:
-    """The values of one attribute in a .nv.info section: records of format, attribute, and size or value."""
+    """The values of one attribute in a .nv.info section, whose records are (format, attribute, size or value)."""
     found = []
     position = 0
     while position + 4 <= len(data):

@@ -88,7 +88,7 @@ def group_of(compiler: str, name: str) -> str:
 def archive(
     target: str, made_by: tuple[str, str], objects: Objects, base: Base | None = None, planner: str | None = None
 ) -> bytes:
-    """The bytes of a store. base: kernels whose instructions the base contains are packed without them."""
+    """The bytes of a store. base: a store whose instructions are not packed again for kernels that have the same."""
     kernels: dict[str, dict[str, Any]] = {}
     groups: dict[str, bytearray] = {}
     held = _held_by(base, objects) if base else {}

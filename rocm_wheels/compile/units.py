@@ -15,7 +15,7 @@ COMPILERS: dict[str, Compiler] = {
     compiler.name: compiler for compiler in (ComposableKernel(), TRITON, AssemblyKernels())
 }
 
-# Backend -> its compilers. The store is named after the first one. Triton compiles what the others do not support.
+# Backend -> its compilers. The store has the first compiler's name. Triton compiles calls that no other one supports.
 _BACKENDS = {"ck": ("ck", "triton", "asm"), "triton": ("triton",)}
 
 

@@ -70,7 +70,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
 
 
 def _done(futures: set[Future[None]], progress: Progress) -> Iterator[Future[None]]:
-    """Yields each future when it is done. A log gets a line if none is done for a minute."""
+    """Yields each future when it is done. Logs a line after each minute in which no future was done."""
     while futures:
         done, futures = wait(futures, timeout=LOG_SECONDS, return_when=FIRST_COMPLETED)
         if not done:

@@ -54,7 +54,7 @@ def wanted() -> Iterator[Lock]:
 
 
 def write(*, today: datetime.date) -> list[str]:
-    """Writes all lock files again. Returns a line for each that changed. Raises DataError with uv's message if one
+    """Writes all lock files again. Returns a line for each changed file. Raises DataError with uv's message if uv
     fails.
     """
     changes = []

@@ -58,7 +58,7 @@ def rows(
 
 
 def _joined(rows: Sequence[Row]) -> list[Row]:
-    """The rows of kernels, of which targets with the same assembly share one: there it is compiled once.
+    """The rows of kernels. Targets with the same assembly share a row, so that it is compiled once.
 
     A ck row compiles Triton's kernels too, so it takes the targets of a triton row for the same assembly.
     """

@@ -241,7 +241,7 @@ def _newest(runs: Sequence[Run]) -> str:
 
 
 def _rows(versions: Versions, cells: Sequence[Cell], runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
-    """A row per kind of version: can be built, in the next release, verified on hardware."""
+    """(kind of version, versions that can be built, versions in the next release, versions verified on hardware)."""
     exist = {
         "flash-attn": versions.flash_attn,
         "Python": versions.python,

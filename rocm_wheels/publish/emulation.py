@@ -24,8 +24,8 @@ from rocm_wheels.package_modules import module
 from rocm_wheels.wheel import verify
 from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, TESTED
 
-# GPU target -> the configuration that rocjitsu installs for it (docs/configuration.md there): one GPU of each family
-# that has one. There is none for gfx908, gfx1010 and gfx1030, which its README calls experimental.
+# GPU target -> the configuration that rocjitsu installs for it (docs/configuration.md in rocjitsu): one GPU of each
+# family. rocjitsu has no configuration for gfx908, gfx1010 and gfx1030, which its README calls experimental.
 CONFIGURATIONS = {
     "gfx90a": "gfx90a_mi210_kmd.json",
     "gfx942": "gfx942_cdna3.json",
@@ -81,9 +81,9 @@ def run(target: str, wheel: Sequence[str], *, minutes: float, output: Path) -> d
     """Installs torch, the emulator and a wheel, runs the selftest and the GPU tests, and writes `output`/TARGET.json
     and two logs. Returns what it wrote.
 
-    wheel: what uv installs, a file or a requirement with its index. minutes: of the selftest, and as many of the tests;
-    what did not begin in them counts as not run. Raises DataError for a target that is not emulated, VerifyFailed if
-    one of the two cannot run at all.
+    wheel: what uv installs, a file or a requirement with its index. minutes: limit of the selftest, and of the tests;
+    a check or test that did not begin in time counts as not run. Raises DataError for a target that is not emulated,
+    VerifyFailed if the selftest or the tests cannot run at all.
     """
     if target not in CONFIGURATIONS:
         raise DataError(

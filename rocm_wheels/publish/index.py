@@ -199,7 +199,7 @@ def _anchor(link: Link) -> Anchor:
 
 
 def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[str, str]]]:
-    """(value, text) of the choices on each axis: what exists, and what is published."""
+    """(value, text) of the choices on each axis: every known version, and the published versions."""
     known = [target for target in versions.targets.values() if not target.is_generic]
     gpus = [(target.name, text) for target in known for text in products.choices(target)]
     others = {target for wheel in wheels for target in wheel.targets if target not in versions.targets}

@@ -63,7 +63,7 @@ class UnlabelledWheel(Link):
 
     @property
     def directory(self) -> str:
-        """The directory of its own index: in an index with `2.8.3+rocm` no installer would take it."""
+        """The directory of a separate index: next to `2.8.3+rocm`, no installer would choose this wheel."""
         return UNLABELLED
 
 

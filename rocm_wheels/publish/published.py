@@ -29,8 +29,8 @@ def files(path: Path) -> list[str]:
 
 
 def check_open(path: Path) -> None:
-    """Raises DataError if the list is of a release that takes no more files: what is built for it could not be
-    published.
+    """Raises DataError if the list belongs to an immutable release, because it takes no more files: a wheel built
+    for it could not be published.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
     if content.get("immutable"):

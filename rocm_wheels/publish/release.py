@@ -197,7 +197,7 @@ class Release:
             self.api.delete_release(self.fields["id"])
 
     def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        # Files that a run may delete: the ones that it saw at its start, and the ones that it sent. Others belong to
+        # A run may delete files that it saw at its start, and files that it uploaded. Other files belong to
         # another run.
         own = {there["id"]} if there is not None else set()
         for attempt in range(github.ATTEMPTS):

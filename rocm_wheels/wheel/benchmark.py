@@ -12,7 +12,7 @@ from rocm_wheels.wheel import build, combinations, interpreters, verify
 from rocm_wheels.wheel.workspace import work_directory
 
 SCRIPTS = ROOT / "benchmarks"
-# The benchmarks, with the file of their results; otherwise with default options, so that anyone can repeat them.
+# The benchmarks, with the option for the results file. All other options are the defaults: anyone can repeat them.
 SUITE = (
     ("benchmark_fa2_vs_fa3_mlp_transformer.py", "--output-json"),
     ("benchmark_flash_attn.py", "--json"),

@@ -191,7 +191,7 @@ def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Pa
         seconds, report = install(wheels, source, python, env)
     except VerifyFailed as error:
         return Stage(status=FAILED, seconds=round(time.monotonic() - started, 2)), None, str(error)
-    # The installation by uv has no stage of its own: its smoke tests cover it.
+    # Installing by uv is no separate stage: the smoke tests in uv's environment cover it.
     smoke = [test["outcome"] for test in report["tests"] if test["file"] == SMOKE]
     return Stage(status=FAILED if FAILED in smoke else PASSED, seconds=seconds), report, ""
 

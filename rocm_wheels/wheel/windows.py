@@ -1,5 +1,5 @@
-"""The wheel for Windows, which is made on Linux: its repair stage, which changes nothing and refuses what another
-machine could not load, and its test report. Linux cannot run the wheel, so the report says that pip and uv install it.
+"""The wheel for Windows, which is made on Linux: its repair stage and its test report. The repair stage changes nothing
+and refuses a file that another machine cannot load. The report says that pip and uv install it: Linux cannot run it.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Package:
 
 @cache
 def load(path: Path = DATA_FILE) -> Package:
-    """Reads the data file. Raises DataError for wrong content, and if its kernels are not the ones that flash_attn
-    plans.
+    """Reads the data file. Raises DataError for wrong content, and if flash_attn plans other kernels than the
+    data file has.
     """
     root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
     table = root.table("package")

@@ -42,8 +42,8 @@ def cured(assembly: str, found: list[tuple[Kernel, list[Finding]]]) -> str:
 
 
 def _codes(findings: list[Finding]) -> list[str]:
-    """The lines to insert before one instruction: each other cure as often as a finding misses it (a wait for a counter
-    once), then the longest wait, in steps that every target has.
+    """The lines to insert before one instruction: first every other cure, as often as a finding lacks it (a wait for a
+    counter once), then the longest s_nop, in steps that every target has.
     """
     longest = max((finding.missing for finding in findings if finding.cure == NOP), default=0)
     steps = [f"{NOP} {min(8, longest - start) - 1}" for start in range(0, longest, 8)]

@@ -62,7 +62,7 @@ FORMS = (
 
 
 def findings(kernel: Kernel, target: str) -> Iterator[str]:
-    """The instructions of such forms. Raises ValueError as `hazards.of`."""
+    """The instructions of these forms. Raises ValueError for an unknown target, and for a target without rules."""
     groups = hazards.of(target)
     forms = [form for form in FORMS if not groups.isdisjoint(form.hazards)]
     for one in kernel.instructions:

@@ -16,9 +16,9 @@ from rocm_wheels.compile.check import resources, scan
 from rocm_wheels.compile.check.cures import Finding
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
 
-# Wait states that these instructions are taken to last: the least with which no finding after a matrix instruction is
-# left in the code objects of amd-aiter 0.1.7 (222 are left if each lasts one; November 2026). CLRX measured 5 for a
-# branch of GCN that is taken.
+# Assumed wait states of a barrier and of a branch: the smallest numbers for which no finding after a matrix instruction
+# is left in the code objects of amd-aiter 0.1.7 (with 1 and 1, 222 are left; November 2026). CLRX measured 5 for a
+# taken branch of GCN.
 BARRIER_STATES, BRANCH_STATES = 3, 8
 
 
@@ -88,7 +88,7 @@ def _is_product(finding: Finding) -> bool:
 
 
 def _slowed(kernel: Kernel) -> Kernel:
-    """The kernel with barriers and branches that last as long as they are taken to."""
+    """The kernel, with barriers and branches that last their assumed wait states."""
     return dataclasses.replace(kernel, instructions=tuple(map(_slow, kernel.instructions)))
 
 

@@ -116,8 +116,8 @@ def _other_access(one: Instruction) -> int:
     return {_LDS: _VMEM_BRANCH, _VMEM: _LDS_BRANCH}.get(_kind_of_access(one), 0)
 
 
-# Flags beside the registers of accesses whose addresses are not translated: the accesses are scalar, or vector ones.
-# The hardware waits by itself between the two kinds.
+# Two bits above the bits of registers: a scalar access, or a vector access, has an address that is not translated yet.
+# The hardware waits by itself between a scalar and a vector access.
 _SCALAR_KIND, _VECTOR_KIND = 1 << isa.SCALARS + 200, 1 << isa.SCALARS + 201
 
 

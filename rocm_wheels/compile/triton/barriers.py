@@ -53,7 +53,7 @@ def relaxed(where: str) -> Iterator[None]:
     from triton import knobs
 
     def hook(*compilation: Any) -> tuple[str, str] | None:
-        """Triton asks for the name of the change, which its cache keeps, then for the change of its stages."""
+        """Triton calls without arguments for the name in its cache key, then with its stages, which are changed."""
         if not compilation:
             return "lds_only", "lds_only"
         stages: dict[str, Callable[[str, dict[str, Any]], str]] = compilation[1]

@@ -17,7 +17,7 @@ from rocm_wheels.errors import CompileFailed
 _LABEL = re.compile(r"(\.L\w+):")
 _BRANCH = re.compile(r"\s+s_c?branch\w*\s+(\.L\w+)")
 # The parts of a forward step, in this order: scores, row maxima, weights, scaling of the output, products of the
-# output. The scaling is the first packed multiplication after the exponentials have begun.
+# output. Scaling begins at the first packed multiplication after an exponential.
 _STEP = ("v_mfma_", "v_max", "v_exp_", "v_pk_mul_", "v_mfma_")
 _MAXIMA, _SCALING = 1, 3
 
