@@ -46,7 +46,7 @@ pub struct Backward {
     pub dk: Operand,
     /// Gradient of v, dense.
     pub dv: Operand,
-    /// Whether dk and dv may come in parts with a [`Step::Sum`], which keeps a GPU busy where few key heads serve many
-    /// query heads.
+    /// Whether dk and dv may come in parts with a [`Step::Sum`](super::plan::Step::Sum), which keeps a GPU busy where
+    /// few key heads serve many query heads.
     pub may_split: bool,
 }
