@@ -229,6 +229,7 @@ def test_both_licenses_are_the_same() -> None:
         "flash_attn_3/LICENSE",
         "flash_attn_4/LICENSE",
         "sageattention/LICENSE",
+        "spas_sage_attn/LICENSE",
         "vllm_flash_rocm/LICENSE",
     ):
         assert (ROOT / "LICENSE").read_bytes() == (FLASH_ATTN_SRC / copy).read_bytes()
@@ -363,6 +364,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
         ),
         ("flash_attn_4", ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]),
         ("sageattention", ["sageattention/__init__.py", "sageattention/core.py"]),
+        ("spas_sage_attn", ["spas_sage_attn/__init__.py", "spas_sage_attn/core.py"]),
         (
             "vllm_flash_rocm",
             [f"vllm_flash_rocm/{name}.py" for name in ("__init__", "attention", "backend", "cache", "metadata", "mla")],

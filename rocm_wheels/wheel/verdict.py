@@ -35,6 +35,7 @@ TESTED = {
         "test_flash_attn_3.py",
         "test_flash_attn_4.py",
         "test_sageattention.py",
+        "test_spas_sage_attn.py",
     ),
     "cpu numerics": ("test_numerics_cpu.py",),
     GPU: ("test_gpu.py", "test_fa3.py"),
