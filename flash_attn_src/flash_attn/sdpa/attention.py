@@ -166,10 +166,10 @@ def attention(
             attn_bias=None if attn_mask is None else as_bias(attn_mask, query.dtype, len(shape), seqlen_q, seqlen_k),
         )  # fmt: skip
     assert isinstance(out, torch.Tensor)
-    return _laid_out(out.transpose(1, 2) if has_heads else out.squeeze(2), query)
+    return laid_out(out.transpose(1, 2) if has_heads else out.squeeze(2), query)
 
 
-def _laid_out(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def laid_out(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """out with the strides that PyTorch's kernels give it.
 
     They are the query's, without gaps, if its rows are dense and values have its head dim. Else out is contiguous.

@@ -1,0 +1,23 @@
+"""PyTorch's FlexAttention on the kernels of this package, for programs that ask for it.
+
+    from flash_attn.flex import flex_report, use_for_flex
+
+    use_for_flex()                    # from here on; or for a while:
+    with use_for_flex():
+        ...
+    print(flex_report())              # calls that were served, and calls that PyTorch got, with reasons
+
+terms.py        a score_mod or mask_mod as a term, by one run of it
+scores.py       what a term does to a score
+runs.py         queries that see a band of keys
+masks.py        what a mask hides: runs, blocks, or single keys
+request.py      the traced functions of a call, and their values
+plan.py         the calls that serve it, kept
+attention.py    flex_attention in the terms of flash_attn's functions
+switch.py       use_for_flex, and the counts
+"""
+
+from flash_attn.flex.attention import attention_or_reason
+from flash_attn.flex.switch import ActiveFlex, flex_attention, flex_report, use_for_flex
+
+__all__ = ["ActiveFlex", "attention_or_reason", "flex_attention", "flex_report", "use_for_flex"]
