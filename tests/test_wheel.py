@@ -362,7 +362,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
             "flash_attn_3",
             ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"],
         ),
-        ("flash_attn_4", ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]),
+        ("flash_attn_4", [f"flash_attn/cute/{name}.py" for name in ("__init__", "block_sparsity", "interface")]),
         ("sageattention", ["sageattention/__init__.py", "sageattention/core.py"]),
         ("spas_sage_attn", ["spas_sage_attn/__init__.py", "spas_sage_attn/core.py"]),
         (

@@ -19,7 +19,7 @@ def interface() -> metadata.Distribution:
 def test_no_other_wheel_has_its_modules(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
     assert "flash-attn-4" in metadata.packages_distributions()["flash_attn"]
     files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
-    assert sorted(files) == ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]
+    assert sorted(files) == [f"flash_attn/cute/{name}.py" for name in ("__init__", "block_sparsity", "interface")]
     assert not {*files} & {*map(str, dist.files or ())}
 
 

@@ -9,6 +9,16 @@ import torch
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
 
+def check_block_size(name: str, sizes: object) -> None:
+    """Raises ValueError unless sizes are two multiples of the smallest block."""
+    is_pair = isinstance(sizes, tuple) and len(sizes) == 2 and all(type(size) is int for size in sizes)
+    if not is_pair or any(size < SPARSE_BLOCK or size % SPARSE_BLOCK for size in sizes):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{name}: got {sizes!r}, wanted (queries, keys), two multiples of {SPARSE_BLOCK}: see BlockMask.of_tokens "
+            "for other sizes"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class BlockMask:
     """Which blocks of keys a block of queries sees. Inside a visible block every query sees every key.
@@ -32,13 +42,7 @@ class BlockMask:
                 f"seen: got shape {tuple(self.seen.shape)}, wanted (1 or batch, 1 or heads, q_blocks, k_blocks): a "
                 "mask for all heads is seen[None, None]"
             )
-        sizes = self.block_size
-        is_pair = isinstance(sizes, tuple) and len(sizes) == 2 and all(type(size) is int for size in sizes)
-        if not is_pair or any(size < SPARSE_BLOCK or size % SPARSE_BLOCK for size in sizes):
-            raise ValueError(
-                f"block_size: got {sizes!r}, wanted (queries, keys), two multiples of {SPARSE_BLOCK}: "
-                "see BlockMask.of_tokens for other sizes"
-            )
+        check_block_size("block_size", self.block_size)
 
     @property
     def density(self) -> float:

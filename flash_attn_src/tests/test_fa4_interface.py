@@ -397,8 +397,7 @@ def test_under_compile() -> None:
 @pytest.mark.parametrize(
     ("name", "instead"),
     [("score_mod", "use softcap, alibi_slopes or attn_bias"), ("mask_mod", "attn_bias of .* with -inf"),
-     ("block_sparse_tensors", "flex_attention with a BlockMask"), ("aux_tensors", "nothing but score_mod"),
-     ("gather_kv_indices", "pages of one key by page_table")],
+     ("aux_tensors", "nothing but score_mod"), ("gather_kv_indices", "pages of one key by page_table")],
 )  # fmt: skip
 def test_unsupported_options_name_an_alternative(name: str, instead: str) -> None:
     q, k, v, _ = draw()

@@ -18,8 +18,14 @@ num_splits           over pages and with qv: into how many parts the keys of a s
 pack_gqa, min_seqlen_k, scheduler_metadata, seqlen_k_per_split, disable_scheduler_metadata
                      change no result: there is no plan to make ahead
 
-score_mod, mask_mod, block_sparse_tensors, their backwards and tensors, and gather_kv_indices raise NotImplementedError,
-which says what to use instead. softmax_lse is -inf in rows that see no key and no sink, and in rows from seqused_q on.
+block_sparse_tensors lists of visible blocks of dense tensors: a query sees the keys that causal and window_size
+                     leave in blocks of either list, since without mask_mod the partial blocks are whole ones. The lists
+                     are read at every call. Gradients follow them. block_sparse_tensors_bwd, their transpose, is
+                     checked and changes nothing. No qv, sink, softcap, negative side of a window, gradient of
+                     softmax_lse, nor head dim above 256 or other than v's
+
+score_mod, mask_mod, their backwards and tensors, and gather_kv_indices raise NotImplementedError, which says what to
+use instead. softmax_lse is -inf in rows that see no key and no sink, and in rows from seqused_q on.
 FP8 tensors (flash_attn_func alone) give bf16 and have no gradient. Other errors: flash_attn.flash_attn_interface.
 """
 
@@ -33,6 +39,7 @@ import torch
 from flash_attn.arguments import renaming
 from flash_attn.fa4.arguments import OpenWindow, check_speed, mask_of, refuse
 from flash_attn.fa4.attention import Lengths, Options, Result, attend
+from flash_attn.fa4.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.fa4.combine import flash_attn_combine
 from flash_attn.fa4.private import _flash_attn_bwd, _flash_attn_fwd
 
@@ -64,8 +71,8 @@ def flash_attn_func(
     mask_mod: Callable[..., Any] | None = None,
     aux_tensors: list[torch.Tensor] | None = None,
     aux_scalars: tuple[Any, ...] | None = None,
-    block_sparse_tensors: Any = None,
-    block_sparse_tensors_bwd: Any = None,
+    block_sparse_tensors: BlockSparseTensorsTorch | None = None,
+    block_sparse_tensors_bwd: BlockSparseTensorsTorch | None = None,
     return_lse: bool = False,
 ) -> Result:
     """(out, softmax_lse) of q (batch, seqlen_q, heads, head_dim) over k (batch, seqlen_k, heads_k, head_dim) and v.
@@ -74,14 +81,13 @@ def flash_attn_func(
     """
     refuse(
         gather_kv_indices=gather_kv_indices, score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod,
-        aux_tensors=aux_tensors, aux_scalars=aux_scalars, block_sparse_tensors=block_sparse_tensors,
-        block_sparse_tensors_bwd=block_sparse_tensors_bwd,
+        aux_tensors=aux_tensors, aux_scalars=aux_scalars,
     )  # fmt: skip
     check_speed(num_splits, pack_gqa, causal=causal, return_lse=return_lse)
     options = Options(
         softmax_scale=softmax_scale, mask=mask_of(window_size, causal), learnable_sink=learnable_sink,
         softcap=softcap, num_splits=num_splits, deterministic=deterministic, return_lse=return_lse,
-        qv=qv,
+        qv=qv, block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd,
     )  # fmt: skip
     return attend(q, k, v, Lengths(), options)
 
@@ -112,7 +118,7 @@ def flash_attn_varlen_func(
     score_mod: Callable[..., Any] | None = None,
     score_mod_bwd: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
-    block_sparse_tensors: Any = None,
+    block_sparse_tensors: BlockSparseTensorsTorch | None = None,
     aux_tensors: list[torch.Tensor] | None = None,
     aux_scalars: tuple[Any, ...] | None = None,
     return_lse: bool = False,
@@ -131,7 +137,7 @@ def flash_attn_varlen_func(
     """
     refuse(
         gather_kv_indices=gather_kv_indices, score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod,
-        block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
+        aux_tensors=aux_tensors, aux_scalars=aux_scalars,
     )  # fmt: skip
     check_speed(
         num_splits, pack_gqa, causal=causal, return_lse=return_lse,
@@ -140,7 +146,7 @@ def flash_attn_varlen_func(
     options = Options(
         softmax_scale=softmax_scale, mask=mask_of(window_size, causal), learnable_sink=learnable_sink,
         softcap=softcap, num_splits=num_splits, deterministic=deterministic, return_lse=return_lse,
-        qv=qv,
+        qv=qv, block_sparse_tensors=block_sparse_tensors,
     )  # fmt: skip
     lengths = Lengths(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,

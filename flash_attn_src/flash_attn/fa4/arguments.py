@@ -24,8 +24,7 @@ _INSTEAD = {
     "mask_mod": f"use causal, window_size, or attn_bias of flash_attn.flash_attn_func with -inf, or {_FLEX}",
     "aux_tensors": _ONLY_FOR_MODS,
     "aux_scalars": _ONLY_FOR_MODS,
-    "block_sparse_tensors": f"use window_size, or {_FLEX} with a BlockMask",
-    "block_sparse_tensors_bwd": f"use window_size, or {_FLEX} with a BlockMask",
+    "block_sparse_tensors": "except for dense tensors: call flash_attn_func",
     "gather_kv_indices": "gather the keys and values first, or pass them as pages of one key by page_table",
 }
 

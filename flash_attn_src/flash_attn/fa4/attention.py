@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -19,7 +20,8 @@ from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fa3 import second_query
 from flash_attn.fa3.inputs import check_used, factors, used_rows
 from flash_attn.fa4 import lse
-from flash_attn.fa4.arguments import Mask, keeps_gradients
+from flash_attn.fa4.arguments import Mask, keeps_gradients, refuse
+from flash_attn.fa4.block_sparsity import attend_to_blocks, refuse_beside_blocks
 from flash_attn.fa4.rows import Lengths, Rows, fewer, packed, rows_of, rows_that_do_not_count, unpacked
 from flash_attn.second_derivative import transformed
 from flash_attn.tracing import is_traced, is_transformed, refuse_transforms
@@ -42,6 +44,8 @@ class Options:
     deterministic: bool
     return_lse: bool
     qv: torch.Tensor | None = None
+    block_sparse_tensors: Any = None
+    block_sparse_tensors_bwd: Any = None
 
     def of_call(self) -> calls.Options:
         """The options of a call."""
@@ -191,6 +195,22 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
     return unpacked(queries, *_without_padding(queries, lengths, options, out, told))
 
 
+def _over_blocks(q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor, options: Options) -> Result:
+    """Over the blocks of block_sparse_tensors. Raises NotImplementedError for options that a block mask excludes."""
+    if options.qv is not None or q is None or k is None:
+        raise NotImplementedError("qv: got a tensor, or no q or k, wanted q, k and v alone with block_sparse_tensors")
+    refuse_beside_blocks(options.of_call())
+    if options.mask.fewer_queries or options.mask.fewer_keys:
+        raise NotImplementedError("window_size: got a negative side, wanted 0 or more with block_sparse_tensors")
+    out, softmax_lse = attend_to_blocks(
+        q, k, v, options.block_sparse_tensors, options.block_sparse_tensors_bwd, softmax_scale=options.softmax_scale,
+        window=options.mask.window, deterministic=options.deterministic,
+    )  # fmt: skip
+    if options.return_lse:
+        return out, _told(softmax_lse)
+    return out, _told(softmax_lse.detach()) if keeps_gradients(q, k, v) else None
+
+
 def attend(
     q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor, lengths: Lengths, options: Options
 ) -> Result:
@@ -199,6 +219,10 @@ def attend(
     Without q or k, and as upstream where k is v with head dim 512, the second query or else q attends to v alone.
     softmax_lse has heads last where there is a second query.
     """
+    if options.block_sparse_tensors is not None or options.block_sparse_tensors_bwd is not None:
+        if not lengths.none:
+            refuse(block_sparse_tensors=options.block_sparse_tensors)
+        return _over_blocks(q, k, v, options)
     alone = q is None or k is None or (k is v and v.shape[-1] == _LATENT)
     if options.qv is None and not alone:
         assert q is not None

@@ -19,6 +19,7 @@ from flash_attn.calls import AttentionCall, maybe_contiguous
 from flash_attn.custom_ops.autograd import differentiate
 from flash_attn.fa4.arguments import check_speed, mask_of, refuse
 from flash_attn.fa4.attention import Lengths, Options, Result, attend
+from flash_attn.fa4.block_sparsity import gradients_over_blocks, refuse_beside_blocks
 from flash_attn.fa4.rows import packed
 
 _HEAD_DIM_STEP = 8
@@ -71,8 +72,8 @@ def _flash_attn_fwd(
     out, lse: the results are written there.
     """
     refuse(
-        score_mod=score_mod, mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors,
-        aux_scalars=aux_scalars, gather_kv_indices=gather_kv_indices,
+        score_mod=score_mod, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
+        gather_kv_indices=gather_kv_indices,
     )  # fmt: skip
     for name, descale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
         if descale is not None:
@@ -84,7 +85,7 @@ def _flash_attn_fwd(
     options = Options(
         softmax_scale=softmax_scale, mask=mask_of((window_size_left, window_size_right), causal),
         learnable_sink=learnable_sink, softcap=softcap or 0.0, num_splits=num_splits, deterministic=False,
-        return_lse=return_lse or lse is not None, qv=qv,
+        return_lse=return_lse or lse is not None, qv=qv, block_sparse_tensors=block_sparse_tensors,
     )  # fmt: skip
     dense = cu_seqlens_q is None and cu_seqlens_k is None  # the shapes of dense tensors have the longest lengths
     lengths = Lengths(
@@ -151,10 +152,13 @@ def _flash_attn_bwd(
     dlse: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """(dq, dk, dv), with learnable_sink (dq, dk, dv, dsink). dq, dk and dv are written where given."""
+    """(dq, dk, dv), with learnable_sink (dq, dk, dv, dsink). dq, dk and dv are written where given.
+
+    block_sparse_tensors: lists of the blocks of queries that see each block of keys, for dense tensors.
+    """
     refuse(
         score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors,
-        aux_scalars=aux_scalars, block_sparse_tensors=block_sparse_tensors,
+        aux_scalars=aux_scalars,
     )  # fmt: skip
     for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
         if used is not None:
@@ -170,6 +174,7 @@ def _flash_attn_bwd(
     if cu_seqlens_q is None and cu_seqlens_k is None:
         check_dense(call)
     else:
+        refuse(block_sparse_tensors=block_sparse_tensors)
         queries, keys = packed("q", q, cu_seqlens_q, max_seqlen_q), packed("k", k, cu_seqlens_k, max_seqlen_k)
         call.cu_seqlens_q, call.cu_seqlens_k = queries.cu_seqlens, keys.cu_seqlens
         call.max_seqlen_q, call.max_seqlen_k = queries.longest, keys.longest
@@ -177,7 +182,11 @@ def _flash_attn_bwd(
     out, dout, lse = _padded(out), _padded(dout), lse.masked_fill(lse == -torch.inf, torch.inf)
     check_gradients(call, dout, out, lse, (None, None, None))
     with torch.no_grad():
-        *computed, dsink, _ = differentiate(call, out, lse, dout, dlse)
+        if block_sparse_tensors is None:
+            *computed, dsink, _ = differentiate(call, out, lse, dout, dlse)
+        else:
+            refuse_beside_blocks(call.options, dlse=dlse)
+            computed, dsink = [*gradients_over_blocks(call, out, lse, dout, block_sparse_tensors)], None
         results: list[torch.Tensor] = []
         for name, gradient, like, given in zip(("dq", "dk", "dv"), computed, (q, k, v), (dq, dk, dv), strict=True):
             assert gradient is not None

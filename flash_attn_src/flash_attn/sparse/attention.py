@@ -14,7 +14,7 @@ from flash_attn.calls import AttentionCall, GradientCall, Options, maybe_contigu
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.tracing import refuse_tangents_of_an_op
 
-_MAX_HEAD_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
+MAX_HEAD_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _OPTIONS = "Tensor seen, SymInt block_q, SymInt block_k, float softmax_scale, bool causal, SymInt left, SymInt right"
 
 
@@ -53,9 +53,9 @@ def flash_attn_block_sparse_func(
     call = AttentionCall(q, k, v, Options(softmax_scale, causal, window_size))
     check_dense(call)
     batch, seqlen_q, heads, head_dim = q.shape
-    if head_dim > _MAX_HEAD_DIM or v.shape[-1] != head_dim:
+    if head_dim > MAX_HEAD_DIM or v.shape[-1] != head_dim:
         raise ValueError(
-            f"head_dim: got {head_dim} and {v.shape[-1]} for v, wanted the same and at most {_MAX_HEAD_DIM} with a "
+            f"head_dim: got {head_dim} and {v.shape[-1]} for v, wanted the same and at most {MAX_HEAD_DIM} with a "
             "block mask"
         )
     if call.options.scale <= 0.0:
