@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         for part, call in (("forward", forward), ("and backward", both)):
             results = []
-            for context in (nullcontext(), use_for_flex()):
-                with context:
+            for is_served in (False, True):
+                with use_for_flex() if is_served else nullcontext():
                     results.append((*milliseconds(call, options.rounds), call()))
             (first, own, exact), (served_first, served, got) = results
             apart = (got - exact) if isinstance(got, torch.Tensor) else (got[0] - exact[0])
