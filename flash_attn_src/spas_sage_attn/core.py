@@ -15,7 +15,7 @@ from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall, Options
 from flash_attn.runtime.driver import Driver
 from flash_attn.sparse import flash_attn_block_sparse_func
-from flash_attn.sparse.similarity import BLOCK_SIZE, blocks_reached, choose_blocks
+from flash_attn.sparse.similarity import BLOCK_SIZE, blocks_reached, choose_blocks, per_head
 
 _Result = torch.Tensor | tuple[torch.Tensor, float]
 _Threshold = float | torch.Tensor
@@ -189,7 +189,7 @@ def _call(
     heads_first = tensor_layout == "HND"
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    _check_pvthreshd(pvthreshd, q.shape[2])
+    per_head("pvthreshd", pvthreshd, q)
     if is_causal and q.shape[1] != k.shape[1]:
         raise ValueError(f"is_causal: got {q.shape[1]} queries and {k.shape[1]} keys, wanted as many queries as keys")
     dtype = torch.bfloat16 if q.dtype is torch.bfloat16 else torch.float16
@@ -198,16 +198,6 @@ def _call(
     check_dense(checked)
     result = dtype if output_dtype is torch.float16 else output_dtype
     return _Call(q, k, v, checked.options.scale, bool(is_causal), heads_first, result)
-
-
-def _check_pvthreshd(pvthreshd: _Threshold, heads: int) -> None:
-    if isinstance(pvthreshd, torch.Tensor):
-        if pvthreshd.dim() > 1 or pvthreshd.numel() not in (1, heads):
-            raise ValueError(
-                f"pvthreshd: got shape {tuple(pvthreshd.shape)}, wanted one number for each of {heads} heads"
-            )
-    elif type(pvthreshd) not in (int, float):
-        raise TypeError(f"pvthreshd: got {pvthreshd!r}, wanted a number, or a tensor with one for each head")
 
 
 def _attend(call: _Call, mask: BlockMask, return_sparsity: bool) -> _Result:

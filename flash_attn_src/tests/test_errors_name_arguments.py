@@ -14,6 +14,7 @@ import flash_attn_interface as fa3
 import numpy as np
 import pytest
 import sageattention
+import spas_sage_attn
 import torch
 
 LAYOUTS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -35,14 +36,18 @@ ANY = {
     ("flash_attn_varlen_func", name)
     for name in ("max_seqlen_q", "max_seqlen_k", "min_seqlen_k", "scheduler_metadata", "seqlen_k_per_split")
 } | {("flash_attn_qkvpacked_func", "num_heads_q")}
-NUMBERS = ("scale", "softcap")
+NUMBERS = ("scale", "softcap", "threshd")
 
 
 def _functions() -> list[Callable[..., Any]]:
     found = {}
-    for module in (flash_attn, flash_attn.fp8, flash_attn.int8, sageattention, fa3, flash_attn.cute):
+    for module in (flash_attn, flash_attn.fp8, flash_attn.int8, sageattention, spas_sage_attn, fa3, flash_attn.cute):
         for name, f in vars(module).items():
-            if inspect.isfunction(f) and name.startswith(("flash_attn_", "sageattn")) and "combine" not in name:
+            if (
+                inspect.isfunction(f)
+                and name.startswith(("flash_attn_", "sageattn", "spas_"))
+                and "combine" not in name
+            ):
                 found[f] = None
     return list(found)
 

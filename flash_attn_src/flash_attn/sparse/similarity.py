@@ -58,9 +58,9 @@ def choose_blocks(
         raise ValueError(f"cdfthreshd, topk: got {cdfthreshd!r} and {topk!r}, wanted one of them and None")
     if isinstance(topk, (int, float)) and not 0.0 <= topk <= 1.0:
         raise ValueError(f"topk: got {topk}, wanted a share of the blocks of keys, 0 to 1")
-    similar = _per_head("simthreshd1", simthreshd1, q)
+    similar = per_head("simthreshd1", simthreshd1, q)
     name, share = ("topk", topk) if cdfthreshd is None else ("cdfthreshd", cdfthreshd)
-    wanted = _per_head(name, share, q)
+    wanted = per_head(name, share, q)
 
     keys = k.float()
     if smooth_k:
@@ -96,20 +96,7 @@ def blocks_reached(
     return reached if causal else torch.ones_like(reached)
 
 
-def _of_blocks(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means (batch, heads, blocks, head_dim) and similarities (batch, heads, blocks) of x, fp32 (batch, seqlen, heads,
-    head_dim). A similarity is nan with a zero row, such as a row after the end.
-    """
-    x = x.transpose(1, 2)
-    seqlen = x.shape[2]
-    blocks = torch.nn.functional.pad(x, (0, 0, 0, -seqlen % size)).unflatten(2, (-1, size))
-    lengths = (seqlen - torch.arange(0, seqlen, size, device=x.device)).clamp_max(size)
-    units = blocks / blocks.norm(dim=-1, keepdim=True)
-    # The sum over all pairs of the products of unit vectors is the square of their sum.
-    return blocks.sum(-2) / lengths[:, None], units.mean(-2).square().sum(-1)
-
-
-def _per_head(name: str, value: float | torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
+def per_head(name: str, value: float | torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
     """A threshold as fp32 (heads or 1, 1, 1)."""
     heads = q.shape[2]
     if isinstance(value, torch.Tensor):
@@ -125,3 +112,16 @@ def _per_head(name: str, value: float | torch.Tensor | None, q: torch.Tensor) ->
     if math.isnan(value):  # type: ignore[arg-type]
         raise ValueError(f"{name}: got nan, wanted a number")
     return torch.full((1, 1, 1), value, dtype=torch.float32, device=q.device)  # type: ignore[arg-type]
+
+
+def _of_blocks(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means (batch, heads, blocks, head_dim) and similarities (batch, heads, blocks) of x, fp32 (batch, seqlen, heads,
+    head_dim). A similarity is nan with a zero row, such as a row after the end.
+    """
+    x = x.transpose(1, 2)
+    seqlen = x.shape[2]
+    blocks = torch.nn.functional.pad(x, (0, 0, 0, -seqlen % size)).unflatten(2, (-1, size))
+    lengths = (seqlen - torch.arange(0, seqlen, size, device=x.device)).clamp_max(size)
+    units = blocks / blocks.norm(dim=-1, keepdim=True)
+    # The sum over all pairs of the products of unit vectors is the square of their sum.
+    return blocks.sum(-2) / lengths[:, None], units.mean(-2).square().sum(-1)
