@@ -183,7 +183,7 @@ def _call(
         )
     if type(dropout_p) not in (int, float) or dropout_p != 0:
         raise NotImplementedError(f"dropout_p: got {dropout_p!r}, wanted 0: use flash_attn.flash_attn_func")
-    if output_dtype not in _INPUTS:
+    if not isinstance(output_dtype, torch.dtype) or output_dtype not in _INPUTS:
         raise TypeError(f"output_dtype: got {output_dtype!r}, wanted torch.float16, torch.bfloat16 or torch.float32")
     diagnose_switches(None, is_causal=is_causal)
     heads_first = tensor_layout == "HND"
