@@ -138,16 +138,13 @@ def request(
     """
     term = terms.trace(score_mod, _SCORE, device) if score_mod is not None else None
     score = scores.of_term(term) if score_mod is not None else Score()
-    values: list[Any] = [term]
-    names: set[str] = set()
+    hides, lists, block_size = None, [], None
     if block_mask is not None:
         try:
             hides = terms.trace(block_mask.mask_mod, _MASK, device)
         except terms.UntraceableError as error:
             raise terms.UntraceableError(f"mask_mod: {error}") from error
-        values += [hides, _lists(block_mask), block_mask.BLOCK_SIZE]
-        names = terms.depends(hides)
-    return Request(
-        score, score_mod, block_mask, sizes, device, frozenset(names), (terms.key(values), sizes, device),
-        tuple(terms.tensors(values)),
-    )  # fmt: skip
+        lists, block_size = _lists(block_mask), block_mask.BLOCK_SIZE
+    _, tensors, key = terms.facts((term, hides, lists, block_size))
+    mod_names, _, _ = terms.facts(hides)
+    return Request(score, score_mod, block_mask, sizes, device, mod_names, (key, sizes, device), tensors)

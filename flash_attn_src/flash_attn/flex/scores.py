@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flash_attn.flex.terms import Term, UntraceableError, depends
+from flash_attn.flex.terms import Term, UntraceableError
 
 _T = torch.Tensor
 
@@ -42,9 +42,9 @@ _FLOAT = {_T.float}
 
 def of_term(term: Any) -> Score:
     """The modification that a traced score_mod makes. Raises UntraceableError for one that is none of these."""
-    if not isinstance(term, Term) or "score" not in depends(term):
+    if not isinstance(term, Term) or "score" not in _names(term):
         raise UntraceableError("its value does not depend on the score")
-    if term.name == "score":
+    if term.is_argument:
         return Score()
     call, args = term.call, term.args
     if term.kwargs or call in _FLOAT:
@@ -55,7 +55,7 @@ def of_term(term: Any) -> Score:
         return _hidden(term, *((args[1], args[0], args[2]) if call is _T.where else args))
     if call in _FILL:
         return _hidden(term, args[1], args[2], args[0])
-    on_score = [x for x in args if "score" in depends(x)]
+    on_score = [x for x in args if "score" in _names(x)]
     if len(args) == 2 and len(on_score) == 1:
         (inner,) = on_score
         other = args[0] if args[1] is inner else args[1]
@@ -82,16 +82,20 @@ def _scaled(inner: Any, factor: float) -> Score:
 
 def _hidden(term: Term, condition: Any, kept: Any, other: Any) -> Score:
     """where(condition, kept, other), of which one value is -inf."""
-    if "score" in depends(condition):
+    if "score" in _names(condition):
         raise UntraceableError("it hides keys by their scores")
-    values = [x for x in (kept, other) if "score" not in depends(x)]
+    values = [x for x in (kept, other) if "score" not in _names(x)]
     if len(values) != 1 or _number(values[0]) != -math.inf:
         raise UntraceableError(f"it modifies the score by {_name(term.call)} with another value than -inf")
     return _with_names(of_term(other if values[0] is kept else kept), condition)
 
 
+def _names(value: Any) -> frozenset[str]:
+    return value.names if isinstance(value, Term) else frozenset()
+
+
 def _with_names(score: Score, value: Any) -> Score:
-    return replace(score, is_bare=False, names=score.names | depends(value))
+    return replace(score, is_bare=False, names=score.names | _names(value))
 
 
 def _number(value: Any) -> float:

@@ -16,28 +16,49 @@ class UntraceableError(Exception):
 class Term:
     """A number that a function computes from its arguments.
 
-    call    the function that gives the number, or None for an argument
-    args    what the call got: terms, tensors, numbers
-    kwargs  the same for arguments with names
-    name    of an argument: b, h, q, kv or score
-    device  the device of the arguments
+    call     the function that gives the number, or None for an argument
+    args     what the call got: terms, tensors, numbers
+    kwargs   the same for arguments with names
+    names    the arguments on which the number depends: among b, h, q, kv and score
+    tensors  what it is computed from
+    key      two terms share a key only if they compute the same, as long as their tensors live
+    device   of an argument alone
     """
 
-    def __init__(
-        self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, name: str = ""
-    ) -> None:
-        self.call, self.args, self.kwargs, self.device, self.name = call, args, kwargs, device, name
+    __slots__ = ("args", "call", "device", "key", "kwargs", "names", "tensors")
+
+    device: torch.device
+
+    def __init__(self, call: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+        self.call, self.args, self.kwargs = call, args, kwargs
+        self.names: frozenset[str] = frozenset()
+        self.tensors: tuple[torch.Tensor, ...] = ()
+        keys = tuple(self._met(x) for x in args)
+        self.key: Any = (
+            (call, keys, tuple((name, self._met(x)) for name, x in kwargs.items())) if kwargs else (call, keys)
+        )
+
+    def _met(self, x: Any) -> Any:
+        """The key of an argument, whose names and tensors become those of the term."""
+        names, tensors, key = facts(x)
+        self.names, self.tensors = self.names | names, self.tensors + tensors
+        return key
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the function itself."""
+        return self.call is None
 
     @classmethod
     def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Term:
-        return _record(func, args, kwargs)
+        return Term(func, tuple(args), kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "shape":
             return torch.Size(())
         if name.startswith("__") or not callable(getattr(torch.Tensor, name, None)):
             raise UntraceableError(f"it reads .{name} of a number")
-        return lambda *args, **kwargs: _record(getattr(torch.Tensor, name), (self, *args), kwargs)
+        return lambda *args, **kwargs: Term(getattr(torch.Tensor, name), (self, *args), kwargs)
 
     def __bool__(self) -> bool:
         raise UntraceableError("it branches on a number that only a kernel knows")
@@ -49,14 +70,15 @@ class Term:
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Term:  # type: ignore[override]
-        return _record(torch.Tensor.eq, (self, other), {})
+        return Term(torch.Tensor.eq, (self, other))
 
     def __ne__(self, other: object) -> Term:  # type: ignore[override]
-        return _record(torch.Tensor.ne, (self, other), {})
+        return Term(torch.Tensor.ne, (self, other))
 
 
 def _operator(name: str) -> Callable[..., Term]:
-    return lambda *args: _record(getattr(torch.Tensor, name), args, {})
+    call = getattr(torch.Tensor, name)
+    return lambda *args: Term(call, args)
 
 
 _BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
@@ -64,28 +86,33 @@ for _name in (*_BINARY, *(f"r{x}" for x in _BINARY), "lt", "le", "gt", "ge", "ne
     setattr(Term, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-def _record(call: Any, args: Any, kwargs: Any) -> Term:
-    args, kwargs = tuple(args), kwargs or {}
-    first = next(x for x in _leaves((args, kwargs)) if isinstance(x, Term))
-    return Term(call, args, kwargs, first.device)
+def facts(value: Any) -> tuple[frozenset[str], tuple[torch.Tensor, ...], Any]:
+    """The names, tensors and key of a value: see `Term`.
 
-
-def _leaves(value: Any) -> Iterator[Any]:
+    Raises UntraceableError for a constant of another kind than numbers, strings, types, devices and tensors.
+    """
+    if isinstance(value, Term):
+        return value.names, value.tensors, value.key
+    if isinstance(value, torch.Tensor):
+        is_number = value.dim() == 0 and value.device.type == "cpu" and not value.requires_grad
+        return _NONE, (value,), (value.dtype, repr(value.item())) if is_number else (id(value), value._version)
     if isinstance(value, (tuple, list)):
-        for x in value:
-            yield from _leaves(x)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
+        whole = Term(type(value), tuple(value))
+        return whole.names, whole.tensors, whole.key
+    if value is None or isinstance(value, (bool, int, float, str, slice, torch.dtype, torch.device, type(...))):
+        return _NONE, (), (type(value), repr(value) if isinstance(value, (float, slice)) else value)
+    raise UntraceableError(f"it passes on a {type(value).__name__}")
+
+
+_NONE: frozenset[str] = frozenset()
 
 
 class _Indices(TorchFunctionMode):
     """Records `tensor[term]`, for which PyTorch does not ask the term."""
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(x, Term) for x in _leaves((args, kwargs or {}))):
-            return _record(func, args, kwargs)
+        if func is torch.Tensor.__getitem__ and not isinstance(args[0], Term) and facts(args[1])[0]:
+            return Term(func, tuple(args))
         return func(*args, **(kwargs or {}))
 
 
@@ -94,48 +121,15 @@ def trace(function: Callable[..., Any], names: tuple[str, ...], device: torch.de
 
     Raises UntraceableError for a function that cannot be written as a term.
     """
+    arguments = []
+    for name in names:
+        argument = Term(None)
+        argument.names, argument.key, argument.device = frozenset((name,)), name, device
+        arguments.append(argument)
     try:
         with _Indices():
-            return function(*(Term(None, (), {}, device, name) for name in names))
+            return function(*arguments)
     except UntraceableError:
         raise
     except Exception as error:
         raise UntraceableError(f"{type(error).__name__}: {error}") from error
-
-
-def depends(value: Any) -> set[str]:
-    """The names of the arguments on which a value depends."""
-    if isinstance(value, Term):
-        return {value.name} if value.call is None else depends((value.args, value.kwargs))
-    names = (depends(x) for x in _leaves(value) if isinstance(x, Term))
-    return set().union(*names)
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors that a value is computed from."""
-    found: list[torch.Tensor] = []
-    for x in _leaves(value):
-        if isinstance(x, Term):
-            found += tensors((x.args, x.kwargs))
-        elif isinstance(x, torch.Tensor):
-            found.append(x)
-    return found
-
-
-def key(value: Any) -> Any:
-    """A key that two values share only if they compute the same, as long as their tensors live.
-
-    Raises UntraceableError for a constant of another kind than numbers, strings, types, devices and tensors.
-    """
-    if isinstance(value, Term):
-        return value.name or (value.call, key(value.args), key(value.kwargs))
-    if isinstance(value, torch.Tensor):
-        is_number = value.dim() == 0 and value.device.type == "cpu" and not value.requires_grad
-        return (value.dtype, repr(value.item())) if is_number else (id(value), value._version)
-    if isinstance(value, (tuple, list)):
-        return tuple(key(x) for x in value)
-    if isinstance(value, dict):
-        return tuple((name, key(x)) for name, x in value.items())
-    if value is None or isinstance(value, (bool, int, float, str, slice, torch.dtype, torch.device, type(...))):
-        return type(value), repr(value) if isinstance(value, (float, slice)) else value
-    raise UntraceableError(f"it passes on a {type(value).__name__}")
