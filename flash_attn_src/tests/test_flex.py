@@ -83,6 +83,9 @@ MASKS: dict[str, tuple[Function | None, type, int]] = {
     "prefixes": (or_masks(_causal, lambda b, h, q, kv: kv < LENGTHS[b]), Parts, 2),
     "prefix": (or_masks(_causal, lambda b, h, q, kv: kv < 70), Parts, 2),
     "padding": (lambda b, h, q, kv: (q >= kv) & (kv < LENGTHS[b]), Parts, 2),
+    "padding, as transformers has it": (
+        and_masks(_causal, lambda b, h, q, kv: (kv < LENGTHS[b]).to(LENGTHS[b].device)), Parts, 2,
+    ),
     "queries without keys": (lambda b, h, q, kv: (q >= kv) & (q < LENGTHS[b]), Parts, 1),
     "blocks": (lambda b, h, q, kv: (q // 128 + kv // 128) % 2 == 0, Sparse, 0),
     "causal blocks": (lambda b, h, q, kv: ((q // 128 + kv // 128) % 2 == 0) & (q >= kv), Sparse, 0),

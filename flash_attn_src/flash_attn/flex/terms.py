@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+
+class _Traced(threading.local):
+    """What a thread traces now."""
+
+    device: torch.device
+
+
+_traced = _Traced()
 
 
 class UntraceableError(Exception):
@@ -22,12 +32,9 @@ class Term:
     names    the arguments on which the number depends: among b, h, q, kv and score
     tensors  what it is computed from
     key      two terms share a key only if they compute the same, as long as their tensors live
-    device   of an argument alone
     """
 
-    __slots__ = ("args", "call", "device", "key", "kwargs", "names", "tensors")
-
-    device: torch.device
+    __slots__ = ("args", "call", "key", "kwargs", "names", "tensors")
 
     def __init__(self, call: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         self.call, self.args, self.kwargs = call, args, kwargs
@@ -43,6 +50,11 @@ class Term:
         names, tensors, key = facts(x)
         self.names, self.tensors = self.names | names, self.tensors + tensors
         return key
+
+    @property
+    def device(self) -> torch.device:
+        """That of the call whose functions are traced."""
+        return _traced.device
 
     @property
     def is_argument(self) -> bool:
@@ -121,10 +133,11 @@ def trace(function: Callable[..., Any], names: tuple[str, ...], device: torch.de
 
     Raises UntraceableError for a function that cannot be written as a term.
     """
+    _traced.device = device
     arguments = []
     for name in names:
         argument = Term(None)
-        argument.names, argument.key, argument.device = frozenset((name,)), name, device
+        argument.names, argument.key = frozenset((name,)), name
         arguments.append(argument)
     try:
         with _Indices():
