@@ -112,6 +112,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
         (5, "flash_attention_3", 3),
         (5, "flash_attention_4", 3),
         pytest.param(5, "sdpa", 4, marks=pytest.mark.long),
+        pytest.param(5, "flex_attention", 5, marks=pytest.mark.long),
     ],
 )
 def test_transformers(clients: Clients, version: int, implementation: str, models: int) -> None:

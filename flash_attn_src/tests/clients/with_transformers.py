@@ -1,11 +1,11 @@
 """Small random models of transformers by flash_attn against eager attention: logits, gradients, generation.
 
-    python with_transformers.py [flash_attention_2 | flash_attention_3 | flash_attention_4 | sdpa]
+    python with_transformers.py [flash_attention_2 | flash_attention_3 | flash_attention_4 | sdpa | flex_attention]
     python with_transformers.py OWNER/NAME=DIRECTORY [--hip 6.2.41133]
 
 With a GPU, in bf16 and through transformers' own checks. Without, in fp32 on the CPU: transformers' question whether
 there is a GPU is answered yes, everything else is its own code. sdpa: PyTorch's scaled_dot_product_attention under
-`flash_attn.use_for_sdpa()`.
+`flash_attn.use_for_sdpa()`. flex_attention: PyTorch's FlexAttention under `flash_attn.flex.use_for_flex()`.
 
 The second form takes a repository for the package `kernels` from a directory, in the place of one on the Hub. Without a
 GPU torch says that it is for CPUs, or with --hip for that version of HIP: `kernels` chooses the variant by it.
@@ -22,6 +22,7 @@ from unittest import mock
 import flash_attn
 import torch
 import transformers
+from flash_attn.flex import flex_report, use_for_flex
 from flash_attn.sdpa import attention as door
 from transformers import modeling_flash_attention_utils as dispatch
 from transformers.utils import import_utils
@@ -83,6 +84,8 @@ if MAJOR >= 5:
 WITH_SINKS = ("gpt-oss, sinks, window of 6", "Granite SWA, sinks, window of 6")
 # transformers' sdpa ignores softcap and refuses sinks.
 WITHOUT_SDPA = ("Gemma 2, softcap 2, window of 6", *WITH_SINKS)
+# What transformers calls by PyTorch's functions, and who counts their calls.
+BY_PYTORCH = {"sdpa": flash_attn.sdpa_report, "flex_attention": flex_report}
 PACKAGES = {"2": "flash_attn.flash_attn_interface", "3": "flash_attn_interface", "4": "flash_attn.cute.interface"}
 
 
@@ -93,6 +96,8 @@ def chosen(implementation: str, every: bool) -> list[str]:
     """
     if implementation == "sdpa":
         return [name for name in MODELS if name not in WITHOUT_SDPA]
+    if implementation == "flex_attention":  # transformers takes its sinks on a GPU alone
+        return [name for name in MODELS if GPU or name not in WITH_SINKS]
     if every or implementation == "flash_attention_2":
         return list(MODELS)
     older = list(MODELS)[:4]
@@ -109,14 +114,14 @@ def build(name: str, implementation: str, dtype: torch.dtype) -> torch.nn.Module
     for kind, parameter in model.named_parameters():  # scores far from 0, so that softcap, windows and sinks matter
         parameter.data.mul_(4.0 if parameter.dim() > 1 else 50.0 if kind.endswith("sinks") else 1.0)
     model = model.to(DEVICE, dtype).eval()
-    if GPU or implementation in ("eager", "sdpa") or "/" in implementation:
+    if GPU or implementation in ("eager", *BY_PYTORCH) or "/" in implementation:
         model.set_attn_implementation(implementation)
     else:
         for module in model.modules():
             if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
                 module.config._attn_implementation = implementation
     assert model.config._attn_implementation == implementation
-    if implementation not in ("eager", "sdpa"):  # transformers imports the functions again for each model
+    if implementation not in ("eager", *BY_PYTORCH):  # transformers imports the functions again for each model
         count_calls(implementation)
     return model
 
@@ -151,7 +156,7 @@ def compare(label: str, got: dict[str, Any], rough: dict[str, Any], exact: dict[
 
 def check_package(implementation: str) -> None:
     """What transformers asks about the installed package, apart from the GPU."""
-    if implementation == "sdpa":
+    if implementation in BY_PYTORCH:
         return
     if "/" in implementation:
         assert import_utils.is_kernels_available()
@@ -193,18 +198,21 @@ def count_calls(implementation: str) -> None:
         setattr(dispatch, name, counted)
 
 
-def serve_sdpa() -> None:
-    """PyTorch's scaled_dot_product_attention by flash_attn. Without a GPU, tensors of the CPU count as those of one."""
+def serve(implementation: str) -> None:
+    """PyTorch's function by flash_attn. Without a GPU, tensors of the CPU count as those of one."""
     if not GPU:
         door.is_on_gpu = lambda _: True
-    flash_attn.use_for_sdpa()
+    if implementation == "sdpa":
+        flash_attn.use_for_sdpa()
+    else:
+        use_for_flex()
 
 
 def calls_of(implementation: str, kind: str) -> int:
-    """How often flash_attn was called so far. Raises AssertionError if PyTorch computed a call of SDPA."""
-    if implementation != "sdpa":
+    """How often flash_attn was called so far. Raises AssertionError if PyTorch computed a call itself."""
+    if implementation not in BY_PYTORCH:
         return calls[kind]
-    report = flash_attn.sdpa_report()
+    report = BY_PYTORCH[implementation]()
     assert not report.passed_on, str(report)
     return report.served
 
@@ -217,8 +225,8 @@ def main() -> None:
     options = parser.parse_args()
     implementation, _, directory = options.implementation.partition("=")
     check_package(implementation)
-    if implementation == "sdpa":
-        serve_sdpa()
+    if implementation in BY_PYTORCH:
+        serve(implementation)
     elif directory:
         os.environ["LOCAL_KERNELS"] = options.implementation
         if not GPU:
@@ -264,7 +272,7 @@ def main() -> None:
         ours, eager = (tokens_made[:, : 7 + alike] for tokens_made in generated)
         assert torch.equal(ours, eager), f"{name}: generated {ours.tolist()}, eager {eager.tolist()}"
         print(f"{name}: {alike} tokens generated as by eager attention")
-    counted = calls_of(implementation, "dense") if implementation == "sdpa" else calls
+    counted = calls_of(implementation, "dense") if implementation in BY_PYTORCH else calls
     print(f"transformers {transformers.__version__}, {implementation}, {DEVICE}, {DTYPE}: {counted} calls")
 
 
