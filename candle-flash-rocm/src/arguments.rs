@@ -3,13 +3,11 @@
 use candle_core::{DType, Shape, Tensor};
 
 use crate::cpu;
-use crate::error::{argument, zeros, Error, Result};
+use crate::error::{argument, Result};
+use crate::memory;
 
 /// The largest head dim that candle-flash-attn and the CPU kernels accept.
 pub(crate) const MAX_HEAD_DIM: usize = 512;
-
-/// Bytes that the CPU kernels need for each row of a head: references, positions, sums.
-const ROW_BYTES: usize = 128;
 
 /// Options of a call, named as in candle-flash-attn.
 #[derive(Clone, Debug)]
@@ -87,15 +85,14 @@ impl Sizes {
         Self { batch: 1, seqlen_q, seqlen_k: 0, heads, heads_k, dim, pages, page_size }.checked(q, k, v)
     }
 
-    /// Zeros for a tensor like q. `Error::OutOfMemory` if the host lacks memory for this tensor and
-    /// for what the CPU kernels store for each row.
-    pub fn memory_of_q<T: bytemuck::Zeroable>(&self) -> Result<Vec<T>> {
-        memory([self.batch, self.seqlen_q, self.heads, self.dim])
+    /// Zeros for a tensor like q. An error says that memory for `what` was refused.
+    pub fn like_q<T: bytemuck::Zeroable>(&self, what: &'static str) -> Result<Vec<T>> {
+        Ok(memory::tensor([self.batch, self.seqlen_q, self.heads, self.dim], what)?)
     }
 
-    /// Zeros for a tensor like k. Errors as of `memory_of_q`.
-    pub fn memory_of_k<T: bytemuck::Zeroable>(&self) -> Result<Vec<T>> {
-        memory([self.batch, self.seqlen_k, self.heads_k, self.dim])
+    /// Zeros for a tensor like k. Errors as of `like_q`.
+    pub fn like_k<T: bytemuck::Zeroable>(&self, what: &'static str) -> Result<Vec<T>> {
+        Ok(memory::tensor([self.batch, self.seqlen_k, self.heads_k, self.dim], what)?)
     }
 
     fn checked(self, q: &Shape, k: &Shape, v: &Shape) -> Result<Self> {
@@ -113,19 +110,6 @@ impl Sizes {
         }
         Ok(self)
     }
-}
-
-/// Zeros for a tensor `(batch, rows, heads, dim)`. A tensor that was expanded may have more elements than memory.
-pub(crate) fn memory<T: bytemuck::Zeroable>(sizes: [usize; 4]) -> Result<Vec<T>> {
-    let product = |sizes: &[usize]| sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-    let (Some(rows), Some(elements)) = (product(&sizes[..3]), product(&sizes)) else {
-        let reason =
-            format!("a tensor of shape {sizes:?} has more elements than an address space: pass fewer sequences");
-        return Err(Error::OutOfMemory { reason, source: None });
-    };
-    // Freed at once. The allocation only shows that the host has the memory.
-    drop(zeros::<u8>(rows.saturating_mul(ROW_BYTES))?);
-    zeros(elements)
 }
 
 impl Options {
@@ -209,15 +193,14 @@ impl Varlen {
         let starts_q = starts("seqlens_q", &self.seqlens_q, Some(sizes.seqlen_q), self.max_seqlen_q)?;
         let rows_k = self.pages.is_none().then_some(sizes.seqlen_k);
         let starts_k = starts("seqlens_k", &self.seqlens_k, rows_k, self.max_seqlen_k)?;
-        let mut found: Vec<cpu::Sequence> = (0..batch)
-            .map(|index| cpu::Sequence {
-                batch: 0,
-                q: starts_q[index]..starts_q[index + 1],
-                k: starts_k[index]..starts_k[index + 1],
-                pages: Vec::new(),
-                prefixes: Vec::new(),
-            })
-            .collect();
+        let sequences = (0..batch).map(|index| cpu::Sequence {
+            batch: 0,
+            q: starts_q[index]..starts_q[index + 1],
+            k: starts_k[index]..starts_k[index + 1],
+            pages: Vec::new(),
+            prefixes: Vec::new(),
+        });
+        let mut found = memory::collect(batch, sequences, "the list of sequences")?;
         let Some(pages) = &self.pages else { return Ok(found) };
         let table = integers(&pages.block_table)?;
         let wide = pages.block_table.dims()[1];
@@ -228,6 +211,7 @@ impl Varlen {
                 let wanted = format!("{needed} for the {} keys of sequence {index}", sequence.k.len());
                 return argument("block_table", format!("{wide} pages a sequence"), wanted);
             }
+            sequence.pages = memory::room(needed, "the pages of a sequence")?;
             for &page in &table[index * wide..index * wide + needed] {
                 match usize::try_from(page) {
                     Ok(page) if page < sizes.pages => sequence.pages.push(page),
@@ -240,7 +224,8 @@ impl Varlen {
             let each = ranges.dims()[1];
             for (index, sequence) in found.iter_mut().enumerate() {
                 let own = &values[index * each * 2..(index + 1) * each * 2];
-                sequence.prefixes = own.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+                let ranges = own.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+                sequence.prefixes = memory::collect(each, ranges, "the prefix ranges of a sequence")?;
             }
         }
         Ok(found)
@@ -273,5 +258,6 @@ fn starts(name: &'static str, tensor: &Tensor, rows: Option<usize>, longest: usi
     if let Some(rows) = rows.filter(|&rows| last > rows) {
         return argument(name, format!("last element {last}"), format!("at most the rows of its tensor, {rows}"));
     }
-    Ok(values.into_iter().map(|value| value as usize).collect())
+    let starts = values.iter().map(|&value| value as usize);
+    Ok(memory::collect(values.len(), starts, "the starts of sequences")?)
 }

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A cause of another type: an I/O error, a damaged archive, a failed allocation.
+/// A cause of another type: an I/O error, a damaged archive, a driver's code.
 pub type Cause = Box<dyn StdError + Send + Sync>;
 
 /// What can go wrong, below candle's own errors. The kinds are there to be matched; [`Error::in_candle`] finds them in
@@ -53,9 +53,9 @@ pub enum Error {
     #[error("{reason}")]
     #[non_exhaustive]
     OutOfMemory {
-        /// How many bytes were asked for, where, and a remedy.
+        /// How many bytes were asked for, what for, and a remedy.
         reason: String,
-        /// The driver's code, or the error of the host's allocator.
+        /// The driver's code; None for memory of the host.
         source: Option<Cause>,
     },
     /// A tensor, buffer or number of a device that does not fit the others of the call.
@@ -160,15 +160,4 @@ impl From<Error> for candle_core::Error {
 /// [`Error::argument`] as a result.
 pub(crate) fn argument<T>(name: &'static str, found: impl ToString, wanted: impl ToString) -> Result<T> {
     Err(Error::argument(name, found, wanted))
-}
-
-/// Zeros in host memory. If the host lacks memory, `Error::OutOfMemory` instead of an abort.
-pub(crate) fn zeros<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
-    bytemuck::allocation::try_zeroed_vec(count).map_err(|()| Error::OutOfMemory {
-        reason: format!(
-            "the host has no memory for {count} elements of {} bytes: pass fewer sequences at once",
-            size_of::<T>()
-        ),
-        source: None,
-    })
 }

@@ -29,6 +29,7 @@ mod dense;
 pub mod driver;
 mod error;
 pub mod launch;
+mod memory;
 #[cfg(feature = "candle")]
 mod operation;
 pub mod raw;

@@ -199,6 +199,26 @@ fn host_memory_of_an_unfinished_copy_is_never_reused() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn calls_on_a_gpu_without_memory_of_the_host_are_errors() {
+    use common::limits::{is_child, spawn, sweep};
+    if !is_child() {
+        return spawn("calls_on_a_gpu_without_memory_of_the_host_are_errors", 1);
+    }
+    let _stub = stub();
+    let stores = Stores::open(store(&directory("limits"), &kernels(), None)).expect("stores");
+    let rocm = RocmContext::with_stores(0, &stores).expect("a context");
+    let (_, rows, heads, dim) = SHAPE;
+    let large = Tensor::ones((256, rows, heads, dim), DType::F32, &Device::Cpu).expect("a tensor");
+    let bytes = large.elem_count() * 4;
+    sweep(0, 64 << 10, || rocm.scope(|| flash_attn(&large, &large, &large, 0.125, false)).map(drop));
+    let q = Var::from_tensor(&large).expect("a variable");
+    let out = rocm.scope(|| flash_attn(&q, &large, &large, 0.125, false)).expect("a call on the GPU");
+    // candle's gradient of the result is a tensor of ones. Its own additions take less than the backward.
+    sweep(2 * bytes, 128 << 10, || out.backward().map(drop));
+}
+
+#[test]
 fn calls_within_a_scope_never_run_on_the_cpu() {
     let _stub = stub();
     let directory = directory("scope");

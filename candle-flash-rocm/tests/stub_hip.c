@@ -37,7 +37,7 @@ int hipGetDevicePropertiesR0600(char *properties, int device) {
 int hipMalloc(uint64_t *address, size_t bytes) {
     if (bytes > (size_t)1 << 32) return OUT_OF_MEMORY;
     *address = (uint64_t)(uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
-    return SUCCESS;
+    return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 int hipFree(uint64_t address) { free((void *)(uintptr_t)address); return SUCCESS; }
 int hipMemcpyHtoDAsync(uint64_t to, const void *from, size_t bytes, void *stream) {

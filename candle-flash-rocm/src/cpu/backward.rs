@@ -1,5 +1,6 @@
 //! The backward kernels: all gradients by heads of keys where these keep every thread busy, else dq by blocks of queries,
-//! and dk and dv by blocks of keys, which computes the scores twice. Each sum has a fixed order.
+//! and dk and dv by blocks of keys, which computes the scores twice. Each sum has a fixed order. Each function fails if
+//! the host has no memory.
 //!
 //! With `p = exp(s - lse)` and `delta = rowsum(dout * out)`: `dv = p^T dout`, `ds = p * (dout v^T - delta)`,
 //! `dq = scale * ds k`, `dk = scale * ds^T q`.
@@ -13,6 +14,8 @@ use super::call::{Call, Row, Rows, Sequence};
 use super::element::{Element, Widened};
 use super::forward::{blocks, read_turned};
 use super::product::{add_product, exp, scale, Left, LANES};
+use super::{SCRATCH, TASKS};
+use crate::memory::{collect, room, zeros, Result};
 
 /// Keys of a tile, and queries of a tile of dk and dv.
 const BLOCK_N: usize = 64;
@@ -32,9 +35,9 @@ pub(crate) struct Inputs<'a> {
 }
 
 /// `rowsum(dout * out)` as `(rows_q, heads)`; 0 for rows outside of every sequence.
-pub(crate) fn row_sums(call: &Call, out: &dyn Widened, dout: &dyn Widened) -> Vec<f32> {
-    let mut sums = vec![0.0; call.rows_q * call.heads];
-    let (mut left, mut right) = (vec![0.0; call.dim], vec![0.0; call.dim]);
+pub(crate) fn row_sums(call: &Call, out: &dyn Widened, dout: &dyn Widened) -> Result<Vec<f32>> {
+    let mut sums = zeros(call.rows_q * call.heads, "the row sums of dout * out")?;
+    let (mut left, mut right) = (zeros(call.dim, SCRATCH)?, zeros(call.dim, SCRATCH)?);
     for sequence in &call.sequences {
         for query in 0..sequence.q.len() {
             for head in 0..call.heads {
@@ -45,98 +48,106 @@ pub(crate) fn row_sums(call: &Call, out: &dyn Widened, dout: &dyn Widened) -> Ve
             }
         }
     }
-    sums
+    Ok(sums)
 }
 
 /// The gradient of q into `dq (rows_q, heads, dim)`, which is zero where no sequence has a row.
-pub(crate) fn gradient_of_queries<T: Element>(call: &Call, inputs: Inputs<'_>, dq: &mut [T]) {
+pub(crate) fn gradient_of_queries<T: Element>(call: &Call, inputs: Inputs<'_>, dq: &mut [T]) -> Result<()> {
     if dq.is_empty() {
-        return;
+        return Ok(());
     }
-    let mut rows: Vec<Option<&mut [T]>> = dq.chunks_mut(call.dim).map(Some).collect();
-    let mut tasks = Vec::new();
+    let targets = dq.chunks_mut(call.dim).map(Some);
+    let mut rows: Vec<Option<&mut [T]>> = collect(targets.len(), targets, TASKS)?;
+    let mut tasks = room(call.sequences.iter().map(|sequence| blocks(call, sequence).count()).sum(), TASKS)?;
     for sequence in &call.sequences {
         for (heads, queries) in blocks(call, sequence) {
-            let tile = Rows::new(call, sequence, heads, &queries);
+            let tile = Rows::new(call, sequence, heads, &queries)?;
             let place = |row: &Row| call.out_row(sequence, row.query) * call.heads + row.head;
-            let targets: Vec<&mut [T]> = tile.each.iter().filter_map(|row| rows[place(row)].take()).collect();
+            let targets = tile.each.iter().filter_map(|row| rows[place(row)].take());
+            let targets: Vec<&mut [T]> = collect(tile.len(), targets, TASKS)?;
             tasks.push((sequence, tile, targets));
         }
     }
-    tasks.into_par_iter().for_each(|(sequence, rows, targets)| {
-        let sums = Arch::new().dispatch(QueryKernel { call, inputs, sequence, rows });
+    tasks.into_par_iter().try_for_each(|(sequence, rows, targets)| {
+        let sums = Arch::new().dispatch(QueryKernel { call, inputs, sequence, rows })?;
         for (line, target) in sums.chunks_exact(call.columns()).zip(targets) {
             T::narrow(&line[..call.dim], target);
         }
-    });
+        Ok(())
+    })
 }
 
 /// The gradients of k and v into `dk` and `dv (rows_k, heads_k, dim)`, which are zero where no sequence has a row.
-pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_>, dk: &mut [T], dv: &mut [T]) {
+pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_>, dk: &mut [T], dv: &mut [T]) -> Result<()> {
     if dk.is_empty() {
-        return;
+        return Ok(());
     }
-    let mut rows: Vec<Option<(&mut [T], &mut [T])>> =
-        dk.chunks_mut(call.dim).zip(dv.chunks_mut(call.dim)).map(Some).collect();
-    let mut tasks = Vec::new();
+    let targets = dk.chunks_mut(call.dim).zip(dv.chunks_mut(call.dim)).map(Some);
+    let mut rows: Vec<Option<(&mut [T], &mut [T])>> = collect(targets.len(), targets, TASKS)?;
+    let blocks = call.sequences.iter().map(|sequence| sequence.k.len().div_ceil(BLOCK_N)).sum::<usize>();
+    let mut tasks = room(blocks * call.heads_k, TASKS)?;
     for sequence in &call.sequences {
         for head in 0..call.heads_k {
             for start in (0..sequence.k.len()).step_by(BLOCK_N) {
                 let keys = start..(start + BLOCK_N).min(sequence.k.len());
                 let place = |key| call.key_row(sequence, key) * call.heads_k + head;
-                let targets: Vec<_> = keys.clone().filter_map(|key| rows[place(key)].take()).collect();
+                let targets = collect(keys.len(), keys.clone().filter_map(|key| rows[place(key)].take()), TASKS)?;
                 tasks.push((sequence, head, keys, targets));
             }
         }
     }
-    tasks.into_par_iter().for_each(|(sequence, head, keys, targets)| {
-        let [dk, dv] = Arch::new().dispatch(KeyKernel { call, inputs, sequence, head, keys });
+    tasks.into_par_iter().try_for_each(|(sequence, head, keys, targets)| {
+        let [dk, dv] = Arch::new().dispatch(KeyKernel { call, inputs, sequence, head, keys })?;
         let lines = dk.chunks_exact(call.columns()).zip(dv.chunks_exact(call.columns()));
         for ((dk, dv), (to_k, to_v)) in lines.zip(targets) {
             T::narrow(&dk[..call.dim], to_k);
             T::narrow(&dv[..call.dim], to_v);
         }
-    });
+        Ok(())
+    })
 }
 
 /// The gradients of q, k and v, as of [`gradient_of_queries`] and [`gradients_of_keys`], where the heads of keys keep every
 /// thread busy: they go up in the threads, or each thread has two. False, and nothing done, where there are fewer.
-pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_>, [dq, dk, dv]: [&mut [T]; 3]) -> bool {
+pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_>, [dq, dk, dv]: [&mut [T]; 3]) -> Result<bool> {
     let (heads, threads) = (call.sequences.len() * call.heads_k, rayon::current_num_threads());
     if dk.is_empty() || (heads < 2 * threads && heads % threads != 0) {
-        return false;
+        return Ok(false);
     }
-    let mut queries: Vec<Option<&mut [T]>> = dq.chunks_mut(call.dim).map(Some).collect();
-    let mut keys: Vec<Option<(&mut [T], &mut [T])>> =
-        dk.chunks_mut(call.dim).zip(dv.chunks_mut(call.dim)).map(Some).collect();
-    let mut tasks = Vec::new();
+    let targets = dq.chunks_mut(call.dim).map(Some);
+    let mut queries: Vec<Option<&mut [T]>> = collect(targets.len(), targets, TASKS)?;
+    let targets = dk.chunks_mut(call.dim).zip(dv.chunks_mut(call.dim)).map(Some);
+    let mut keys: Vec<Option<(&mut [T], &mut [T])>> = collect(targets.len(), targets, TASKS)?;
+    let mut tasks = room(heads, TASKS)?;
     for sequence in &call.sequences {
         for head in 0..call.heads_k {
             let place = |query| call.out_row(sequence, query) * call.heads;
             let heads = head * call.group()..(head + 1) * call.group();
-            let of_queries: Vec<_> = heads
+            let targets = heads
                 .flat_map(|head| (0..sequence.q.len()).map(move |query| (head, query)))
-                .filter_map(|(head, query)| queries[place(query) + head].take())
-                .collect();
+                .filter_map(|(head, query)| queries[place(query) + head].take());
+            let of_queries = collect(call.group() * sequence.q.len(), targets, TASKS)?;
             let place = |key| call.key_row(sequence, key) * call.heads_k + head;
-            let of_keys: Vec<_> = (0..sequence.k.len()).filter_map(|key| keys[place(key)].take()).collect();
+            let targets = (0..sequence.k.len()).filter_map(|key| keys[place(key)].take());
+            let of_keys = collect(sequence.k.len(), targets, TASKS)?;
             tasks.push((sequence, head, of_queries, of_keys));
         }
     }
-    tasks.into_par_iter().for_each(|(sequence, head, of_queries, of_keys)| {
+    tasks.into_par_iter().try_for_each(|(sequence, head, of_queries, of_keys)| {
         let mut of_keys = of_keys.into_iter();
         let mut put = |dk: &[f32], dv: &[f32]| {
             let Some((to_k, to_v)) = of_keys.next() else { return };
             T::narrow(&dk[..call.dim], to_k);
             T::narrow(&dv[..call.dim], to_v);
         };
-        let dq = Arch::new().dispatch(HeadKernel { call, inputs, sequence, head, put: &mut put });
-        let lines = dq.iter().flat_map(|tile| tile.chunks_exact(call.columns()));
+        let tiles = Arch::new().dispatch(HeadKernel { call, inputs, sequence, head, put: &mut put })?;
+        let lines = tiles.iter().flat_map(|tile| tile.dq.chunks_exact(call.columns()));
         for (line, target) in lines.zip(of_queries) {
             T::narrow(&line[..call.dim], target);
         }
-    });
-    true
+        Ok(())
+    })?;
+    Ok(true)
 }
 
 /// Logarithms of the sums, and delta, of rows.
@@ -146,13 +157,12 @@ struct Statistics {
 }
 
 impl Statistics {
-    fn new(call: &Call, inputs: &Inputs<'_>, sequence: &Sequence, rows: &Rows, width: usize) -> Self {
+    fn new(call: &Call, inputs: &Inputs<'_>, sequence: &Sequence, rows: &Rows, width: usize) -> Result<Self> {
         let place = |row: &Row| call.out_row(sequence, row.query) * call.heads + row.head;
-        let mut lse: Vec<f32> = rows.each.iter().map(|row| inputs.lse[place(row)]).collect();
-        let mut delta: Vec<f32> = rows.each.iter().map(|row| inputs.delta[place(row)]).collect();
-        lse.resize(width, f32::INFINITY);
-        delta.resize(width, 0.0);
-        Self { lse, delta }
+        let rest = width - rows.len();
+        let lse = rows.each.iter().map(|row| inputs.lse[place(row)]).chain(std::iter::repeat_n(f32::INFINITY, rest));
+        let delta = rows.each.iter().map(|row| inputs.delta[place(row)]).chain(std::iter::repeat_n(0.0, rest));
+        Ok(Self { lse: collect(width, lse, SCRATCH)?, delta: collect(width, delta, SCRATCH)? })
     }
 }
 
@@ -164,10 +174,10 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn new(call: &Call, width: usize) -> Self {
-        let tile = || vec![0.0; BLOCK_N * width];
-        let capped = if call.softcap > 0.0 { tile() } else { Vec::new() };
-        Self { scores: tile(), weights: tile(), capped }
+    fn new(call: &Call, width: usize) -> Result<Self> {
+        let tile = || zeros(BLOCK_N * width, SCRATCH);
+        let capped = if call.softcap > 0.0 { tile()? } else { Vec::new() };
+        Ok(Self { scores: tile()?, weights: tile()?, capped })
     }
 
     /// From tiles of k and v, and q and dout turned, to p in `weights` and ds in `scores`.
@@ -217,7 +227,7 @@ struct QueryKernel<'a> {
 }
 
 impl WithSimd for QueryKernel<'_> {
-    type Output = Vec<f32>;
+    type Output = Result<Vec<f32>>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
@@ -231,20 +241,20 @@ impl WithSimd for QueryKernel<'_> {
 
 impl QueryKernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> Vec<f32> {
+    fn run<const FMA: bool>(self) -> Result<Vec<f32>> {
         let Self { call, inputs, sequence, rows } = self;
         let (dim, columns, count) = (call.dim, call.columns(), rows.len());
         let width = count.next_multiple_of(LANES);
         let head_k = rows.each[0].head / call.group();
-        let mut q = vec![0.0; dim * width];
-        let mut dout = vec![0.0; dim * width];
-        read_turned(call, inputs.q, sequence, &rows, width, &mut q);
-        read_turned(call, inputs.dout, sequence, &rows, width, &mut dout);
-        let mut k = vec![0.0; BLOCK_N * columns];
-        let mut v = vec![0.0; BLOCK_N * columns];
-        let mut sums = vec![0.0; count * columns];
-        let statistics = Statistics::new(call, &inputs, sequence, &rows, width);
-        let mut tiles = Tiles::new(call, width);
+        let mut q = zeros(dim * width, SCRATCH)?;
+        let mut dout = zeros(dim * width, SCRATCH)?;
+        read_turned(call, inputs.q, sequence, &rows, width, &mut q)?;
+        read_turned(call, inputs.dout, sequence, &rows, width, &mut dout)?;
+        let mut k = zeros(BLOCK_N * columns, SCRATCH)?;
+        let mut v = zeros(BLOCK_N * columns, SCRATCH)?;
+        let mut sums = zeros(count * columns, SCRATCH)?;
+        let statistics = Statistics::new(call, &inputs, sequence, &rows, width)?;
+        let mut tiles = Tiles::new(call, width)?;
         let all = rows.keys(sequence);
         for start in all.clone().step_by(BLOCK_N) {
             let keys = start..(start + BLOCK_N).min(all.end);
@@ -254,7 +264,7 @@ impl QueryKernel<'_> {
             add_product::<FMA>(&mut sums, Left::Columns(&tiles.scores, width), &k, (count, columns, keys.len()));
         }
         scale(&mut sums, call.scale);
-        sums
+        Ok(sums)
     }
 }
 
@@ -268,7 +278,7 @@ struct KeyKernel<'a> {
 }
 
 impl WithSimd for KeyKernel<'_> {
-    type Output = [Vec<f32>; 2];
+    type Output = Result<[Vec<f32>; 2]>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
@@ -282,31 +292,31 @@ impl WithSimd for KeyKernel<'_> {
 
 impl KeyKernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> [Vec<f32>; 2] {
+    fn run<const FMA: bool>(self) -> Result<[Vec<f32>; 2]> {
         let Self { call, inputs, sequence, head, keys } = self;
         let (dim, columns, count) = (call.dim, call.columns(), keys.len());
-        let mut k = vec![0.0; BLOCK_N * columns];
-        let mut v = vec![0.0; BLOCK_N * columns];
+        let mut k = zeros(BLOCK_N * columns, SCRATCH)?;
+        let mut v = zeros(BLOCK_N * columns, SCRATCH)?;
         call.read_keys(inputs.k, sequence, keys.clone(), head, &mut k);
         call.read_keys(inputs.v, sequence, keys.clone(), head, &mut v);
-        let mut dk = vec![0.0; count * columns];
-        let mut dv = vec![0.0; count * columns];
-        let mut tiles = Tiles::new(call, BLOCK_M);
+        let mut dk = zeros(count * columns, SCRATCH)?;
+        let mut dv = zeros(count * columns, SCRATCH)?;
+        let mut tiles = Tiles::new(call, BLOCK_M)?;
         let group = call.group();
         for head in head * group..(head + 1) * group {
             for start in (0..sequence.q.len()).step_by(BLOCK_M) {
                 let queries = start..(start + BLOCK_M).min(sequence.q.len());
-                let rows = Rows::new(call, sequence, head..head + 1, &queries);
+                let rows = Rows::new(call, sequence, head..head + 1, &queries)?;
                 let seen = rows.keys(sequence);
                 if seen.end <= keys.start || keys.end <= seen.start {
                     continue;
                 }
                 let width = rows.len().next_multiple_of(LANES);
-                let mut turned_q = vec![0.0; dim * width];
-                let mut turned_dout = vec![0.0; dim * width];
-                let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q);
-                let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout);
-                let statistics = Statistics::new(call, &inputs, sequence, &rows, width);
+                let mut turned_q = zeros(dim * width, SCRATCH)?;
+                let mut turned_dout = zeros(dim * width, SCRATCH)?;
+                let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q)?;
+                let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout)?;
+                let statistics = Statistics::new(call, &inputs, sequence, &rows, width)?;
                 let factors = [k.as_slice(), &v, &turned_q, &turned_dout];
                 tiles.compute::<FMA>(call, sequence, &rows, &keys, factors, &statistics);
                 let size = (count, columns, rows.len());
@@ -315,7 +325,7 @@ impl KeyKernel<'_> {
             }
         }
         scale(&mut dk, call.scale);
-        [dk, dv]
+        Ok([dk, dv])
     }
 }
 
@@ -343,21 +353,22 @@ struct QueryTile {
 }
 
 impl QueryTile {
-    fn new(call: &Call, inputs: &Inputs<'_>, sequence: &Sequence, head: usize, start: usize) -> Self {
+    fn new(call: &Call, inputs: &Inputs<'_>, sequence: &Sequence, head: usize, start: usize) -> Result<Self> {
         let queries = start..(start + BLOCK_M).min(sequence.q.len());
-        let rows = Rows::new(call, sequence, head..head + 1, &queries);
+        let rows = Rows::new(call, sequence, head..head + 1, &queries)?;
         let width = rows.len().next_multiple_of(LANES);
-        let (mut turned_q, mut turned_dout) = (vec![0.0; call.dim * width], vec![0.0; call.dim * width]);
-        let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q);
-        let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout);
-        let statistics = Statistics::new(call, inputs, sequence, &rows, width);
-        let dq = vec![0.0; rows.len() * call.columns()];
-        Self { seen: rows.keys(sequence), rows, q, dout, turned_q, turned_dout, statistics, dq }
+        let mut turned_q = zeros(call.dim * width, SCRATCH)?;
+        let mut turned_dout = zeros(call.dim * width, SCRATCH)?;
+        let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q)?;
+        let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout)?;
+        let statistics = Statistics::new(call, inputs, sequence, &rows, width)?;
+        let dq = zeros(rows.len() * call.columns(), SCRATCH)?;
+        Ok(Self { seen: rows.keys(sequence), rows, q, dout, turned_q, turned_dout, statistics, dq })
     }
 }
 
 impl WithSimd for HeadKernel<'_> {
-    type Output = Vec<Vec<f32>>;
+    type Output = Result<Vec<QueryTile>>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
@@ -371,16 +382,19 @@ impl WithSimd for HeadKernel<'_> {
 
 impl HeadKernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> Vec<Vec<f32>> {
+    fn run<const FMA: bool>(self) -> Result<Vec<QueryTile>> {
         let Self { call, inputs, sequence, head, put } = self;
         let columns = call.columns();
         let starts = (0..sequence.q.len()).step_by(BLOCK_M);
-        let mut queries: Vec<QueryTile> = (head * call.group()..(head + 1) * call.group())
-            .flat_map(|head| starts.clone().map(move |start| (head, start)))
-            .map(|(head, start)| QueryTile::new(call, &inputs, sequence, head, start))
-            .collect();
-        let mut tiles = Tiles::new(call, BLOCK_M);
-        let [mut k, mut v, mut dk, mut dv] = std::array::from_fn(|_| vec![0.0; BLOCK_N * columns]);
+        let mut queries = room(starts.len() * call.group(), SCRATCH)?;
+        for head in head * call.group()..(head + 1) * call.group() {
+            for start in starts.clone() {
+                queries.push(QueryTile::new(call, &inputs, sequence, head, start)?);
+            }
+        }
+        let mut tiles = Tiles::new(call, BLOCK_M)?;
+        let tile = || zeros::<f32>(BLOCK_N * columns, SCRATCH);
+        let [mut k, mut v, mut dk, mut dv] = [tile()?, tile()?, tile()?, tile()?];
         for start in (0..sequence.k.len()).step_by(BLOCK_N) {
             let keys = start..(start + BLOCK_N).min(sequence.k.len());
             call.read_keys(inputs.k, sequence, keys.clone(), head, &mut k);
@@ -405,11 +419,10 @@ impl HeadKernel<'_> {
                 put(dk, dv);
             }
         }
-        let scaled = |mut tile: QueryTile| {
+        for tile in &mut queries {
             scale(&mut tile.dq, call.scale);
-            tile.dq
-        };
-        queries.into_iter().map(scaled).collect()
+        }
+        Ok(queries)
     }
 }
 
@@ -421,14 +434,14 @@ fn rows_and_turned(
     rows: &Rows,
     width: usize,
     turned: &mut [f32],
-) -> Vec<f32> {
+) -> Result<Vec<f32>> {
     let columns = call.columns();
-    let mut plain = vec![0.0; rows.len() * columns];
+    let mut plain = zeros(rows.len() * columns, SCRATCH)?;
     for (column, (line, row)) in plain.chunks_exact_mut(columns).zip(&rows.each).enumerate() {
         from.read(sequence.batch, sequence.q.start + row.query, row.head, &mut line[..call.dim]);
         for (d, &value) in line[..call.dim].iter().enumerate() {
             turned[d * width + column] = value;
         }
     }
-    plain
+    Ok(plain)
 }

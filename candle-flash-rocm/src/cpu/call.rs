@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use super::element::Widened;
+use super::SCRATCH;
+use crate::memory::{collect, Result};
 
 /// One sequence: where its queries and keys are in their tensors.
 #[derive(Clone, Debug)]
@@ -101,13 +103,17 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub fn new(call: &Call, sequence: &Sequence, heads: Range<usize>, queries: &Range<usize>) -> Self {
-        let each: Vec<Row> = heads.flat_map(|head| queries.clone().map(move |query| Row { head, query })).collect();
+    /// The rows of a tile. Fails if the host has no memory.
+    pub fn new(call: &Call, sequence: &Sequence, heads: Range<usize>, queries: &Range<usize>) -> Result<Self> {
+        let count = heads.len() * queries.len();
+        let rows = heads.flat_map(|head| queries.clone().map(move |query| Row { head, query }));
+        let each = collect(count, rows, SCRATCH)?;
         let shift = sequence.k.len() as i64 - sequence.q.len() as i64;
-        let position: Vec<i64> = each.iter().map(|row| row.query as i64 + shift).collect();
-        let window = position.iter().map(|&at| call.window(at, sequence.k.len())).collect();
-        let slope = each.iter().map(|row| call.slopes.as_ref().map_or(0.0, |slopes| slopes[row.head])).collect();
-        Self { each, position, window, slope }
+        let position = collect(count, each.iter().map(|row| row.query as i64 + shift), SCRATCH)?;
+        let window = collect(count, position.iter().map(|&at| call.window(at, sequence.k.len())), SCRATCH)?;
+        let slopes = each.iter().map(|row| call.slopes.as_ref().map_or(0.0, |slopes| slopes[row.head]));
+        let slope = collect(count, slopes, SCRATCH)?;
+        Ok(Self { each, position, window, slope })
     }
 
     pub fn len(&self) -> usize {

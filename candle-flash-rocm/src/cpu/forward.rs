@@ -8,6 +8,8 @@ use rayon::prelude::*;
 use super::call::{Call, Rows, Sequence};
 use super::element::{Element, Widened};
 use super::product::{add_product, exp, scale, Left, LANES};
+use super::{SCRATCH, TASKS};
+use crate::memory::{collect, room, zeros, Result};
 
 /// Query rows and keys of a tile.
 const BLOCK_M: usize = 64;
@@ -19,70 +21,61 @@ struct Task<'a, T> {
     sequence: &'a Sequence,
     heads: Range<usize>,
     queries: Range<usize>,
-    out: Vec<&'a mut [T]>,
+    out: Vec<Target<'a, T>>,
 }
+
+/// A row of a head of the result, and the logarithm of its sum.
+type Target<'a, T> = (&'a mut [T], &'a mut f32);
 
 /// Attention of q over k and v into `out (rows_q, heads, dim)`, which is zero where no sequence has a row.
 ///
-/// Returns the logarithm of each row's sum of exponentials `(rows_q, heads)`, +inf for a row that sees no key.
-pub(crate) fn forward<T: Element>(call: &Call, inputs: [&dyn Widened; 3], out: &mut [T]) -> Vec<f32> {
-    let mut lse = vec![f32::INFINITY; call.rows_q * call.heads];
+/// Returns the logarithm of each row's sum of exponentials `(rows_q, heads)`, +inf for a row that sees no key. Fails if
+/// the host has no memory.
+pub(crate) fn forward<T: Element>(call: &Call, inputs: [&dyn Widened; 3], out: &mut [T]) -> Result<Vec<f32>> {
+    let mut lse: Vec<f32> = zeros(call.rows_q * call.heads, "the logarithms of the softmax sums")?;
+    lse.fill(f32::INFINITY);
     if out.is_empty() {
-        return lse;
+        return Ok(lse);
     }
-    let mut rows: Vec<Option<&mut [T]>> = out.chunks_mut(call.dim).map(Some).collect();
-    let mut tasks = Vec::new();
+    let targets = out.chunks_mut(call.dim).zip(&mut lse).map(Some);
+    let mut rows: Vec<Option<Target<'_, T>>> = collect(targets.len(), targets, TASKS)?;
+    let mut tasks = room(call.sequences.iter().map(|sequence| blocks(call, sequence).count()).sum(), TASKS)?;
     for sequence in &call.sequences {
         for (heads, queries) in blocks(call, sequence) {
-            let out = heads
-                .clone()
-                .flat_map(|head| queries.clone().map(move |query| (head, query)))
-                .filter_map(|(head, query)| rows[call.out_row(sequence, query) * call.heads + head].take())
-                .collect();
+            let each = heads.clone().flat_map(|head| queries.clone().map(move |query| (head, query)));
+            let targets =
+                each.filter_map(|(head, query)| rows[call.out_row(sequence, query) * call.heads + head].take());
+            let out = collect(heads.len() * queries.len(), targets, TASKS)?;
             tasks.push(Task { sequence, heads, queries, out });
         }
     }
-    let found: Vec<(Task<'_, T>, Vec<f32>)> = tasks
-        .into_par_iter()
-        .map(|mut task| {
-            let Task { sequence, heads, queries, .. } = &task;
-            let rows = Rows::new(call, sequence, heads.clone(), queries);
-            let (lines, sums) = Arch::new().dispatch(Kernel { call, inputs, sequence, rows });
-            for (line, target) in lines.chunks_exact(call.columns()).zip(&mut task.out) {
-                T::narrow(&line[..call.dim], target);
-            }
-            (task, sums)
-        })
-        .collect();
-    for (task, sums) in found {
-        let places = task.heads.flat_map(|head| task.queries.clone().map(move |query| (head, query)));
-        for ((head, query), sum) in places.zip(sums) {
-            lse[call.out_row(task.sequence, query) * call.heads + head] = sum;
+    tasks.into_par_iter().try_for_each(|task| {
+        let Task { sequence, heads, queries, out } = task;
+        let rows = Rows::new(call, sequence, heads, &queries)?;
+        let (lines, sums) = Arch::new().dispatch(Kernel { call, inputs, sequence, rows })?;
+        for ((line, sum), (target, logarithm)) in lines.chunks_exact(call.columns()).zip(sums).zip(out) {
+            T::narrow(&line[..call.dim], target);
+            *logarithm = sum;
         }
-    }
-    lse
+        Ok(())
+    })?;
+    Ok(lse)
 }
 
 /// A sequence's heads and queries in blocks of at most [`BLOCK_M`] rows of one key head.
 ///
 /// Heads that share keys share a block where a head has few queries, so that a decoding step reads each key once.
-pub(super) fn blocks(call: &Call, sequence: &Sequence) -> Vec<(Range<usize>, Range<usize>)> {
-    let queries = sequence.q.len();
-    if queries == 0 {
-        return Vec::new();
-    }
-    let group = call.group();
-    let together = (BLOCK_M / queries).clamp(1, group);
-    let mut found = Vec::new();
-    for head_k in 0..call.heads_k {
-        for first in (0..group).step_by(together) {
-            let heads = head_k * group + first..head_k * group + (first + together).min(group);
-            for start in (0..queries).step_by(BLOCK_M) {
-                found.push((heads.clone(), start..(start + BLOCK_M).min(queries)));
-            }
-        }
-    }
-    found
+pub(super) fn blocks(call: &Call, sequence: &Sequence) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let (queries, group) = (sequence.q.len(), call.group());
+    let together = (BLOCK_M / queries.max(1)).clamp(1, group);
+    let heads = (0..call.heads_k * group).step_by(group).flat_map(move |first| {
+        let starts = (first..first + group).step_by(together);
+        starts.map(move |start| start..(start + together).min(first + group))
+    });
+    heads.flat_map(move |heads| {
+        let starts = (0..queries).step_by(BLOCK_M);
+        starts.map(move |start| (heads.clone(), start..(start + BLOCK_M).min(queries)))
+    })
 }
 
 /// Reads the rows of a tile, turned: element `(d, row)` is at `d * width + row`.
@@ -93,14 +86,15 @@ pub(super) fn read_turned(
     rows: &Rows,
     width: usize,
     to: &mut [f32],
-) {
-    let mut line = vec![0.0; call.dim];
+) -> Result<()> {
+    let mut line = zeros(call.dim, SCRATCH)?;
     for (column, row) in rows.each.iter().enumerate() {
         from.read(sequence.batch, sequence.q.start + row.query, row.head, &mut line);
         for (d, &value) in line.iter().enumerate() {
             to[d * width + column] = value;
         }
     }
+    Ok(())
 }
 
 /// Gives rows of the result, [`Call::columns`] apart, and the logarithms of their sums.
@@ -113,7 +107,7 @@ struct Kernel<'a> {
 }
 
 impl WithSimd for Kernel<'_> {
-    type Output = (Vec<f32>, Vec<f32>);
+    type Output = Result<(Vec<f32>, Vec<f32>)>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
@@ -128,20 +122,21 @@ impl WithSimd for Kernel<'_> {
 
 impl Kernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> (Vec<f32>, Vec<f32>) {
+    fn run<const FMA: bool>(self) -> Result<(Vec<f32>, Vec<f32>)> {
         let Self { call, inputs: [q, k, v], sequence, rows } = self;
         let (dim, columns) = (call.dim, call.columns());
         let width = rows.len().next_multiple_of(LANES);
         let head_k = rows.each[0].head / call.group();
 
-        let mut turned = vec![0.0; dim * width]; // [dim, width]
-        read_turned(call, q, sequence, &rows, width, &mut turned);
-        let mut tile = vec![0.0; BLOCK_N * columns]; // [BLOCK_N, columns]
-        let mut scores = vec![0.0; BLOCK_N * width]; // [BLOCK_N, width]
-        let mut sums = vec![0.0; rows.len() * columns]; // [rows, columns]
-        let mut most = vec![f32::NEG_INFINITY; width];
-        let mut total = vec![0.0; width];
-        let mut shrink = vec![0.0; width];
+        let mut turned = zeros(dim * width, SCRATCH)?; // [dim, width]
+        read_turned(call, q, sequence, &rows, width, &mut turned)?;
+        let mut tile = zeros(BLOCK_N * columns, SCRATCH)?; // [BLOCK_N, columns]
+        let mut scores = zeros(BLOCK_N * width, SCRATCH)?; // [BLOCK_N, width]
+        let mut sums = zeros(rows.len() * columns, SCRATCH)?; // [rows, columns]
+        let mut most: Vec<f32> = zeros(width, SCRATCH)?;
+        most.fill(f32::NEG_INFINITY);
+        let mut total = zeros(width, SCRATCH)?;
+        let mut shrink = zeros(width, SCRATCH)?;
 
         let all = rows.keys(sequence);
         for start in all.clone().step_by(BLOCK_N) {
@@ -165,8 +160,8 @@ impl Kernel<'_> {
             scale(line, if sum == 0.0 { 0.0 } else { 1.0 / sum });
         }
         let natural = |(&most, &total): (&f32, &f32)| if total == 0.0 { f32::INFINITY } else { most + total.ln() };
-        let logarithms = most.iter().zip(&total).map(natural).take(rows.len()).collect();
-        (sums, logarithms)
+        let logarithms = collect(rows.len(), most.iter().zip(&total).map(natural), SCRATCH)?;
+        Ok((sums, logarithms))
     }
 }
 

@@ -5,8 +5,15 @@ mod call;
 mod element;
 mod forward;
 mod product;
+mod threads;
 
 pub(crate) use backward::{gradient_of_queries, gradients, gradients_of_keys, row_sums, Inputs};
 pub(crate) use call::{Call, Sequence};
 pub(crate) use element::{Element, Strides, View};
 pub(crate) use forward::forward;
+pub(crate) use threads::start_threads;
+
+/// What an error calls the tiles of a thread.
+const SCRATCH: &str = "scratch of the CPU kernels";
+/// What an error calls the list of the threads' tasks, and of the rows that each task writes.
+const TASKS: &str = "the tasks of the CPU kernels";

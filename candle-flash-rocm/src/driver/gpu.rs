@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::api::{Handle, Select};
 use super::{Driver, Platform};
-use crate::error::{zeros, Error, Result};
+use crate::error::{Error, Result};
+use crate::memory::zeros;
 use crate::store::Version;
 
 /// Size in bytes of HIP's `hipDeviceProp_tR0600`, and offsets of the fields read here. The layout
@@ -321,7 +322,7 @@ impl Stream {
     ///
     /// As `copy_to`.
     pub(crate) unsafe fn copy_from(&self, address: u64, bytes: usize) -> Result<Vec<u8>> {
-        let mut to: Vec<u8> = zeros(bytes)?;
+        let mut to: Vec<u8> = zeros(bytes, "a copy from the device")?;
         if to.is_empty() {
             return Ok(to);
         }

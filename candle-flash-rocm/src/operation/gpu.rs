@@ -1,13 +1,16 @@
 //! The operation on a GPU, with tensors in host memory.
 
+use std::sync::Arc;
+
 use candle_core::{Tensor, WithDType};
 
 use super::{Attention, HEAD_DIM_MULTIPLE};
-use crate::arguments::{memory, Sizes};
+use crate::arguments::Sizes;
 use crate::context::RocmContext;
-use crate::cpu::{Element, View};
-use crate::error::{argument, zeros, Error, Result};
+use crate::cpu::{Element, Sequence, View};
+use crate::error::{argument, Error, Result};
 use crate::launch::Shape;
+use crate::memory::{collect, copied, room, tensor, zeros};
 use crate::raw::host::{HostBackward, HostForward};
 
 /// A call's tensors as the device takes them: dense, with padded head dims, and the index tensors' values.
@@ -39,7 +42,7 @@ impl<T: Element> Inputs<T> {
 /// A tensor `(batch, rows, heads, dim)`, dense, with head dims padded with zeros.
 /// `Error::OutOfMemory` if it is too large.
 fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], padded: usize) -> Result<Vec<T>> {
-    let mut found: Vec<T> = memory([batch, rows, heads, padded])?;
+    let mut found: Vec<T> = tensor([batch, rows, heads, padded], "the dense copy of a tensor")?;
     if padded > 0 {
         for (index, row) in found.chunks_exact_mut(padded).enumerate() {
             let (head, place) = (index % heads, index / heads);
@@ -53,7 +56,7 @@ fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], 
 /// host has no memory.
 fn unpadded<T: Element>(bytes: &[u8], padded: usize, dim: usize) -> Result<Vec<T>> {
     let rows = bytes.len() / size_of::<T>() / padded.max(1);
-    let mut elements: Vec<T> = zeros(rows * dim)?;
+    let mut elements: Vec<T> = zeros(rows * dim, "a result of the GPU")?;
     if padded > 0 {
         let width = size_of::<T>();
         for (row, from) in elements.chunks_exact_mut(dim).zip(bytes.chunks_exact(padded * width)) {
@@ -83,7 +86,8 @@ impl Attention {
             (longest_q, longest_k) = (varlen.max_seqlen_q, varlen.max_seqlen_k);
             let starts = |name, lengths: &[usize]| -> Result<Vec<i32>> {
                 let mut sum = 0usize;
-                let mut starts = vec![0];
+                let mut starts = room(lengths.len() + 1, "the starts of sequences")?;
+                starts.push(0);
                 for length in lengths {
                     sum += length;
                     let wanted = "at most 2147483647 rows in all, because the GPU kernels count them in 32 bits";
@@ -91,8 +95,10 @@ impl Attention {
                 }
                 Ok(starts)
             };
-            let lengths_q: Vec<usize> = sequences.iter().map(|sequence| sequence.q.len()).collect();
-            let lengths_k: Vec<usize> = sequences.iter().map(|sequence| sequence.k.len()).collect();
+            let lengths = |length: fn(&Sequence) -> usize| {
+                collect(sequences.len(), sequences.iter().map(length), "the lengths of sequences")
+            };
+            let (lengths_q, lengths_k) = (lengths(|sequence| sequence.q.len())?, lengths(|sequence| sequence.k.len())?);
             (shape.total_q, shape.total_k) = (seqlen_q, seqlen_k);
             shape.batch = sequences.len();
             shape.seqlen_q = lengths_q.iter().copied().max().unwrap_or(0);
@@ -104,7 +110,7 @@ impl Attention {
                     let pages = sequence.pages.iter().map(|&page| page as i32);
                     pages.chain(std::iter::repeat(0)).take(columns)
                 });
-                table = Some((rows.collect(), columns, page_size));
+                table = Some((collect(sequences.len() * columns, rows, "the block table")?, columns, page_size));
             }
         }
         (shape.window_left, shape.window_right) = self.options.window(longest_q, longest_k);
@@ -146,7 +152,7 @@ impl Attention {
         let gradients = rocm.session(|mut session| {
             let lse = match self.kept() {
                 Some(lse) => lse,
-                None => session.forward(&inputs.forward())?.1,
+                None => Arc::new(session.forward(&inputs.forward())?.1),
             };
             let call = HostBackward {
                 forward: inputs.forward(),
@@ -155,9 +161,9 @@ impl Attention {
                 lse: &lse,
             };
             session.backward(&call, |sums| {
-                let mut narrowed = vec![<T as Default>::default(); sums.len()];
+                let mut narrowed: Vec<T> = zeros(sums.len(), "dk or dv")?;
                 T::narrow(sums, &mut narrowed);
-                bytemuck::cast_slice(&narrowed).to_vec()
+                Ok(copied(bytemuck::cast_slice(&narrowed), "dk or dv")?)
             })
         })?;
         let [dq, dk, dv] = gradients.map(|bytes| unpadded(&bytes, padded, sizes.dim));

@@ -4,7 +4,7 @@ mod gpu;
 #[cfg(any(feature = "cuda", rocm_device))]
 mod resident;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType};
 
@@ -12,6 +12,7 @@ use crate::arguments::{Options, Sizes, Varlen};
 use crate::context::RocmContext;
 use crate::cpu::{self, Element, Strides, View};
 use crate::error::{argument, Error, Result};
+use crate::memory;
 
 /// Head dims of the GPU kernels are multiples of this number; others are padded with zeros.
 const HEAD_DIM_MULTIPLE: usize = 8;
@@ -43,7 +44,7 @@ pub(crate) struct Attention {
     /// The GPU of the thread's scope at call time, which computes CPU tensors; None for the CPU.
     rocm: Option<RocmContext>,
     /// In the layout of the executing backend.
-    lse: Mutex<Option<Vec<f32>>>,
+    lse: Mutex<Option<Arc<Vec<f32>>>>,
     /// The forward's results for tensors on candle's GPU device. They stay on the GPU.
     #[cfg(any(feature = "cuda", rocm_device))]
     lse_there: Mutex<Option<Tensor>>,
@@ -96,7 +97,7 @@ impl Attention {
             (varlen.sequences(sizes)?, varlen.max_seqlen_q, varlen.max_seqlen_k)
         } else {
             let each = (0..sizes.batch).map(|batch| cpu::Sequence { batch, ..dense() });
-            (each.collect(), sizes.seqlen_q, sizes.seqlen_k)
+            (memory::collect(sizes.batch, each, "the list of sequences")?, sizes.seqlen_q, sizes.seqlen_k)
         };
         let slopes = self.options.alibi_slopes.as_ref();
         let (window_left, window_right) = self.options.window(longest_q, longest_k);
@@ -119,11 +120,11 @@ impl Attention {
 
     /// Keeps the logarithms of the sums for the backward.
     fn keep(&self, lse: Vec<f32>) {
-        *self.lse.lock().unwrap_or_else(PoisonError::into_inner) = Some(lse);
+        *self.lse.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(lse));
     }
 
     /// The logarithms of the sums that the forward kept.
-    fn kept(&self) -> Option<Vec<f32>> {
+    fn kept(&self) -> Option<Arc<Vec<f32>>> {
         self.lse.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -132,25 +133,27 @@ impl Attention {
         if let Some(rocm) = &self.rocm {
             return self.gpu_forward(rocm, sizes, [q, k, v]);
         }
-        let mut out = sizes.memory_of_q()?;
+        cpu::start_threads()?;
+        let mut out = sizes.like_q("the result")?;
         let call = self.cpu_call(sizes)?;
-        self.keep(cpu::forward(&call, [&q, &k, &v], &mut out));
+        self.keep(cpu::forward(&call, [&q, &k, &v], &mut out)?);
         Ok(out)
     }
 
     /// The gradients on the CPU: elements of dq, dk and dv.
     fn cpu_backward<T: Element>(&self, sizes: &Sizes, [q, k, v, out, dout]: [View<'_, T>; 5]) -> Result<[Vec<T>; 3]> {
-        let (mut dq, mut dk, mut dv) = (sizes.memory_of_q()?, sizes.memory_of_k()?, sizes.memory_of_k()?);
+        cpu::start_threads()?;
+        let (mut dq, mut dk, mut dv) = (sizes.like_q("dq")?, sizes.like_k("dk")?, sizes.like_k("dv")?);
         let call = self.cpu_call(sizes)?;
         let lse = match self.kept() {
             Some(lse) => lse,
-            None => cpu::forward(&call, [&q, &k, &v], &mut sizes.memory_of_q::<T>()?),
+            None => Arc::new(cpu::forward(&call, [&q, &k, &v], &mut sizes.like_q::<T>("the result")?)?),
         };
-        let delta = cpu::row_sums(&call, &out, &dout);
+        let delta = cpu::row_sums(&call, &out, &dout)?;
         let inputs = cpu::Inputs { q: &q, k: &k, v: &v, dout: &dout, lse: &lse, delta: &delta };
-        if !cpu::gradients(&call, inputs, [&mut dq, &mut dk, &mut dv]) {
-            cpu::gradient_of_queries(&call, inputs, &mut dq);
-            cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
+        if !cpu::gradients(&call, inputs, [&mut dq, &mut dk, &mut dv])? {
+            cpu::gradient_of_queries(&call, inputs, &mut dq)?;
+            cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv)?;
         }
         Ok([dq, dk, dv])
     }

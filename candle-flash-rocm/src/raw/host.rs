@@ -3,8 +3,9 @@
 
 use super::{run, Workspace};
 use crate::driver::{Kernels, Stream};
-use crate::error::{zeros, Result};
+use crate::error::Result;
 use crate::launch::{Backward, Forward, Memory, Operand, Pages, Shape, Step};
+use crate::memory::{collect, copied, zeros};
 
 /// A device, one of its streams, and device memory.
 pub(crate) struct Session<'a> {
@@ -34,21 +35,18 @@ pub(crate) struct HostBackward<'a> {
     pub lse: &'a [f32],
 }
 
-/// Little-endian bytes of numbers.
-fn bytes<const N: usize, T: Copy>(numbers: &[T], of: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    numbers.iter().flat_map(|&number| of(number)).collect()
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
+/// The numbers of which these are the bytes.
+fn floats(bytes: &[u8], what: &'static str) -> Result<Vec<f32>> {
+    let mut numbers = zeros(bytes.len() / size_of::<f32>(), what)?;
+    bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(bytes);
+    Ok(numbers)
 }
 
 impl Session<'_> {
     /// Copies bytes to memory of the workspace and returns its address.
     fn put(&mut self, content: &[u8]) -> Result<u64> {
         let address = self.workspace.allocate(content.len())?;
-        let mut owned = zeros(content.len())?;
-        owned.copy_from_slice(content);
+        let owned = copied(content, "a copy to the device")?;
         // SAFETY: the workspace gave so many bytes.
         unsafe { self.stream.copy_to(owned, address)? };
         Ok(address)
@@ -80,22 +78,23 @@ impl Session<'_> {
         let out = operand(self.workspace.allocate(call.q.len())?, shape.seqlen_q, shape.heads);
         let lse = self.workspace.allocate(shape.lse_elements() * 4)?;
         if let Some(slopes) = call.slopes {
-            shape.alibi_slopes = self.put(&bytes(slopes, f32::to_le_bytes))?;
+            shape.alibi_slopes = self.put(bytemuck::cast_slice(slopes))?;
         }
         let mut lengths = 0;
         if let Some((starts_q, starts_k)) = call.seqlens {
-            shape.cu_seqlens_q = self.put(&bytes(starts_q, i32::to_le_bytes))?;
+            shape.cu_seqlens_q = self.put(bytemuck::cast_slice(starts_q))?;
             // Equal addresses mean that each sequence has as many keys as queries.
             shape.cu_seqlens_k =
-                if starts_k == starts_q { shape.cu_seqlens_q } else { self.put(&bytes(starts_k, i32::to_le_bytes))? };
+                if starts_k == starts_q { shape.cu_seqlens_q } else { self.put(bytemuck::cast_slice(starts_k))? };
             if call.pages.is_some() {
-                let each: Vec<i32> = starts_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
-                lengths = self.put(&bytes(&each, i32::to_le_bytes))?;
+                let each = starts_k.windows(2).map(|pair| pair[1] - pair[0]);
+                let each: Vec<i32> = collect(each.len(), each, "the lengths of sequences")?;
+                lengths = self.put(bytemuck::cast_slice(&each))?;
             }
         }
         let mut pages = None;
         if let Some((table, columns, size)) = call.pages {
-            let table = self.put(&bytes(table, i32::to_le_bytes))?;
+            let table = self.put(bytemuck::cast_slice(table))?;
             pages = Some(Pages { table, stride: columns, columns, size });
         }
         Ok(Forward { shape, q, k, v, out, lse, pages, lengths })
@@ -109,16 +108,21 @@ impl Session<'_> {
         // SAFETY: every address is of the workspace, as large as the shape says, and read back below.
         unsafe { run(self.kernels, self.stream, &steps)? };
         let out = self.get(placed.out.address, call.q.len())?;
-        Ok((out, floats(&self.get(placed.lse, placed.shape.lse_elements() * 4)?)))
+        let lse = self.get(placed.lse, placed.shape.lse_elements() * 4)?;
+        Ok((out, floats(&lse, "the logarithms of the softmax sums")?))
     }
 
     /// The backward: bytes of dq, dk and dv. `narrow` casts fp32 sums.
-    pub fn backward(&mut self, call: &HostBackward<'_>, narrow: impl Fn(&[f32]) -> Vec<u8>) -> Result<[Vec<u8>; 3]> {
+    pub fn backward(
+        &mut self,
+        call: &HostBackward<'_>,
+        narrow: impl Fn(&[f32]) -> Result<Vec<u8>>,
+    ) -> Result<[Vec<u8>; 3]> {
         self.workspace.reset();
         let placed = self.place(&call.forward)?;
         let like = |operand: Operand, address| Operand { address, ..operand };
         let (out, dout) = (self.put(call.out)?, self.put(call.dout)?);
-        let lse = self.put(&bytes(call.lse, f32::to_le_bytes))?;
+        let lse = self.put(bytemuck::cast_slice(call.lse))?;
         let (size_q, size_k) = (call.forward.q.len(), call.forward.k.len());
         let dq = self.workspace.allocate(size_q)?;
         let [dk, dv] = [self.workspace.allocate(size_k)?, self.workspace.allocate(size_k)?];
@@ -144,8 +148,8 @@ impl Session<'_> {
         for step in sums {
             let Step::Sum(sum) = step else { continue };
             let dim = placed.shape.head_dim;
-            let parts = floats(&self.get(sum.parts, sum.rows * sum.count * dim * 4)?);
-            let mut total: Vec<f32> = zeros(sum.rows * dim)?;
+            let parts = floats(&self.get(sum.parts, sum.rows * sum.count * dim * 4)?, "partial sums of dk or dv")?;
+            let mut total: Vec<f32> = zeros(sum.rows * dim, "the sums of dk or dv")?;
             for (total, parts) in total.chunks_exact_mut(dim).zip(parts.chunks_exact(dim * sum.count)) {
                 for part in parts.chunks_exact(dim) {
                     for (sum, value) in total.iter_mut().zip(part) {
@@ -153,7 +157,7 @@ impl Session<'_> {
                     }
                 }
             }
-            gradients[if sum.result == dk { 1 } else { 2 }] = narrow(&total);
+            gradients[if sum.result == dk { 1 } else { 2 }] = narrow(&total)?;
         }
         Ok(gradients)
     }

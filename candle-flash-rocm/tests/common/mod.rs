@@ -3,6 +3,9 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
+#[cfg(target_os = "linux")]
+pub mod limits;
+
 use std::sync::LazyLock;
 
 use candle_core::{DType, Device, Result, Tensor};
