@@ -7,6 +7,7 @@ On a CPU the door is a stand-in: tensors of the CPU count as tensors of a GPU, a
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from flash_attn.flex.plan import Dense, Parts, Sparse
 from flash_attn.flex.runs import Run, groups, of_rows
 from flash_attn.sdpa import attention as door
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import (
     AuxRequest,
@@ -240,6 +242,31 @@ def test_lists_of_blocks_without_a_function_hide_keys() -> None:
     torch.testing.assert_close(out, expected)
 
 
+def test_a_mask_made_in_inference_mode_may_change() -> None:
+    leaves = [x.detach() for x in _draw(torch.float32)]
+    with torch.inference_mode(), use_for_flex():
+        documents = DOCUMENT.clone()
+        mask_mod, block_mask = _of_documents(documents)
+        for _ in range(2):
+            out = flex_attention(*leaves, block_mask=block_mask)
+            torch.testing.assert_close(out, _definition(*leaves, None, mask_mod)[0])
+            documents[:150] = 7
+    assert not plans._kept
+
+
+def test_a_trace_is_pytorchs() -> None:
+    """Its tensors have no numbers by which a mask could be recognised."""
+    leaves = [x.detach() for x in _draw(torch.float32)]
+    block_mask = _block_mask(_causal)
+    served = flex_report().served
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x) for x in leaves]
+    # PyTorch's own function may refuse a trace.
+    with use_for_flex(), mode, contextlib.suppress(Exception):
+        flex_attention(*fakes, block_mask=block_mask)
+    assert flex_report().served == served
+
+
 def _passed_on(*args: Any, **options: Any) -> list[str]:
     before = flex_report().passed_on
     with use_for_flex():
@@ -287,6 +314,8 @@ def test_pytorchs_errors_stay() -> None:
         ((q, k[:, :1], v[:, :1]), {}),
         ((q, k, v), {"block_mask": _block_mask(_causal)[:1, :1, :1]}),
         ((q, k, v), {"wrong": 3}),
+        ((q, k, v), {"scale": "1"}),
+        ((q, k, 3), {}),
     ]:
         errors = []
         for active in (False, True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from flash_attn.flex.terms import UntraceableError
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.attention import laid_out, reason_to_pass_on
+from flash_attn.sdpa.modes import is_stand_in, recorder
 from flash_attn.sparse import flash_attn_block_sparse_func
 
 _MOST_SPARSE_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
@@ -41,6 +43,10 @@ def attention_or_reason(
 
     The arguments are those of torch.nn.attention.flex_attention.flex_attention. Counts nothing.
     """
+    if is_stand_in(query) or recorder() is not None:
+        return "a trace of PyTorch"
+    if type(scale) not in (int, float, NoneType):
+        return "arguments of other types"
     reason = reason_to_pass_on(query, key, value, None, 0.0, False, enable_gqa, scale)
     reason = reason or _reason(query, key, score_mod, block_mask, return_lse, kernel_options, return_aux)
     if reason is not None:

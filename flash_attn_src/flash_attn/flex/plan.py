@@ -75,15 +75,14 @@ _lock = threading.Lock()
 def plan(request: Request) -> Plan | str:
     """The plan of a request, or the reason why there is none.
 
-    Kept for other calls while all tensors of the request live, but no more than 64 plans and 1 GiB of biases.
+    Kept for other calls while all tensors of the request live, but no more than 64 plans and 1 GiB of biases. Not kept
+    for tensors made in inference mode, whose changes PyTorch does not count.
     """
-    if request.is_learned:
+    if request.is_learned or any(x.is_inference() for x in request.tensors):
         return _plan(request)
     kept = _kept.get(request.key)
     if kept is not None:
         return kept[0]
-    if request.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "the first call with a mask, while a graph is captured"
     with torch.no_grad():
         made = _plan(request)
 
@@ -102,6 +101,8 @@ def _bytes(made: Plan | str) -> int:
 
 
 def _plan(request: Request) -> Plan | str:
+    if request.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return "the first call with a mask, while a graph is captured"
     score = request.score
     with torch.no_grad():
         mask = request.mask()

@@ -107,7 +107,9 @@ def facts(value: Any) -> tuple[frozenset[str], tuple[torch.Tensor, ...], Any]:
         return value.names, value.tensors, value.key
     if isinstance(value, torch.Tensor):
         is_number = value.dim() == 0 and value.device.type == "cpu" and not value.requires_grad
-        return _NONE, (value,), (value.dtype, repr(value.item())) if is_number else (id(value), value._version)
+        if is_number:
+            return _NONE, (value,), (value.dtype, repr(value.item()))
+        return _NONE, (value,), (id(value), None if value.is_inference() else value._version)
     if isinstance(value, (tuple, list)):
         whole = Term(type(value), tuple(value))
         return whole.names, whole.tensors, whole.key
