@@ -45,6 +45,8 @@ fn within<T>(place: Place, calls: impl FnOnce() -> T) -> T {
 
 /// A GPU with a kernel store. CPU tensors are computed there where a caller asks for it, and only there.
 ///
+/// Clones share the loaded kernels. Dropping the last one unloads them; a result whose backward can follow keeps one.
+///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_flash_rocm::{flash_attn, RocmContext};
@@ -64,6 +66,15 @@ struct Inner {
     kernels: Kernels,
     stream: Stream,
     workspace: Mutex<Workspace>,
+}
+
+impl Drop for Inner {
+    /// Before the kernels are unloaded, waits for launches of calls that failed half-way; other calls have waited.
+    fn drop(&mut self) {
+        if self.stream.wait().is_err() {
+            self.kernels.keep_loaded();
+        }
+    }
 }
 
 impl RocmContext {

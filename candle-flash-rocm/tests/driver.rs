@@ -52,6 +52,14 @@ impl Stub {
         // SAFETY: as above.
         unsafe { **self.0.get::<*const *const c_void>(b"stub_last_target").expect("a variable") as usize }
     }
+
+    /// How many modules were loaded, and how many of them are loaded still.
+    fn modules(&self) -> (c_int, c_int) {
+        // SAFETY: as above.
+        let count = |name: &[u8]| unsafe { **self.0.get::<*const c_int>(name).expect("a variable") };
+        let loads = count(b"stub_loads");
+        (loads, loads - count(b"stub_unloads"))
+    }
 }
 
 /// The stub, which is this process's HIP runtime. Tests take turns, because scopes and the stub belong to the process.
@@ -216,6 +224,37 @@ fn calls_on_a_gpu_without_memory_of_the_host_are_errors() {
     let out = rocm.scope(|| flash_attn(&q, &large, &large, 0.125, false)).expect("a call on the GPU");
     // candle's gradient of the result is a tensor of ones. Its own additions take less than the backward.
     sweep(2 * bytes, 128 << 10, || out.backward().map(drop));
+}
+
+#[test]
+fn dropped_contexts_leave_no_module_loaded() {
+    let stub = stub();
+    let stores = Stores::open(store(&directory("modules"), &kernels(), None)).expect("stores");
+    let open = || RocmContext::with_stores(0, &stores).expect("a context");
+    let plain = tensor();
+    let forward = |rocm: &RocmContext, q: &Tensor| rocm.scope(|| flash_attn(q, &plain, &plain, 0.125, false));
+    let (before, kept) = stub.modules();
+    for _ in 0..100 {
+        let (rocm, q) = (open(), Var::from_tensor(&plain).expect("a variable"));
+        let out = forward(&rocm, &q).expect("a call on the GPU");
+        drop(rocm); // the result keeps a clone for its backward
+        out.backward().expect("a backward");
+    }
+    let (loads, loaded) = stub.modules();
+    assert_eq!((loads - before, loaded), (100 * kernels().len() as c_int, kept));
+    // Contexts load modules of their own: one that is left still launches.
+    let (one, another) = (open(), open());
+    for rocm in [&one, &another] {
+        forward(rocm, &plain).expect("a call on the GPU");
+    }
+    drop(one);
+    forward(&another, &plain).expect("a call on the GPU");
+    assert_eq!(stub.modules().1, kept + 1);
+    // A stream that may still run a kernel: its code stays.
+    stub.set_wait_code(719);
+    drop(another);
+    stub.set_wait_code(0);
+    assert_eq!(stub.modules().1, kept + 1);
 }
 
 #[test]

@@ -3,11 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, LAUNCH_FAILURE = 719 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, LAUNCH_FAILURE = 719 };
 
-/* What hipStreamSynchronize answers, and the target of the last copy to the host. */
+/* What hipStreamSynchronize answers, the target of the last copy to the host, and how often modules came and went. */
 int stub_wait_code = SUCCESS;
 void *stub_last_target;
+int stub_loads, stub_unloads;
 
 const char *hipGetErrorName(int code) {
     switch (code) {
@@ -64,8 +65,20 @@ int hipEventDestroy(void *event) { free(event); return SUCCESS; }
 int hipEventRecord(void *event, void *stream) { (void)event; (void)stream; return SUCCESS; }
 int hipEventSynchronize(void *event) { (void)event; return SUCCESS; }
 int hipEventElapsedTime(float *time, void *from, void *to) { (void)from; (void)to; *time = 0; return SUCCESS; }
-int hipModuleLoadData(void **module, const void *image) { *module = (void *)image; return SUCCESS; }
-int hipModuleUnload(void *module) { (void)module; return SUCCESS; }
+/* A module is a byte: whether it is loaded. It is never freed, so that a later use can be told. */
+int hipModuleLoadData(void **module, const void *image) {
+    (void)image;
+    *module = calloc(1, 1);
+    *(char *)*module = 1;
+    stub_loads++;
+    return SUCCESS;
+}
+int hipModuleUnload(void *module) {
+    if (!*(char *)module) return NOT_FOUND;
+    *(char *)module = 0;
+    stub_unloads++;
+    return SUCCESS;
+}
 int hipModuleGetFunction(void **function, void *module, const char *name) {
     (void)name;
     *function = module;
@@ -73,7 +86,8 @@ int hipModuleGetFunction(void **function, void *module, const char *name) {
 }
 int hipModuleLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                           unsigned shared, void *stream, void **arguments, void **extra) {
-    (void)function, (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
+    if (!*(char *)function) return NOT_FOUND;
+    (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
     (void)shared, (void)stream, (void)arguments, (void)extra;
     return SUCCESS;
 }

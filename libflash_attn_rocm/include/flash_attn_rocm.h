@@ -103,7 +103,8 @@ const char *flash_attn_rocm_error(void);
  * that CANDLE_FLASH_ROCM_HIP names, else the first found of libamdhip64.so.7, .so.6, .so. */
 int flash_attn_rocm_open(const char *stores, int device, flash_attn_rocm **opened);
 
-/* Closes it. Work that is still on a stream must have finished. NULL is allowed. */
+/* Closes it and unloads its kernels. Work that is still on a stream must have finished, and a graph that has captured a
+ * call must not be launched any more. NULL is allowed. */
 void flash_attn_rocm_close(flash_attn_rocm *opened);
 
 /* The GPU's target, such as "gfx942", as long as `opened` is open. */

@@ -1,37 +1,27 @@
-//! The kernels of a store on a device: loaded when they are first launched, and kept.
+//! The kernels of a store on a device: loaded when they are first launched, unloaded together.
 
 use std::collections::HashMap;
-use std::ffi::{c_void, CString};
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::api::{Handle, Select};
+use super::api::Handle;
 use super::gpu::{Gpu, Stream};
+use super::module::{Function, Module};
 use super::planner::Planner;
 use super::{Driver, Platform};
 use crate::error::{Error, Result};
 use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Sources, Tile};
 use crate::store::{Kernel, Parameter, Store, Stores};
 
-/// Bytes of dynamic shared memory that a CUDA kernel may use without opting in to more.
-const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
-
 /// A store's kernels on a device.
 ///
-/// Loaded code stays as long as the process, because a launch in flight or a captured graph may still need it.
+/// Dropping them unloads their code. Until then, launches have to be over, and graphs that captured launches gone.
 #[derive(Debug)]
 pub struct Kernels {
     gpu: Arc<Gpu>,
     store: Store,
     planner: Option<Planner>,
-    loaded: Mutex<HashMap<String, Function>>,
-}
-
-/// A loaded kernel: the driver's handle as a number, and what a launch needs to know.
-#[derive(Clone, Copy, Debug)]
-struct Function {
-    handle: usize,
-    threads: u32,
-    shared: u32,
+    loaded: Mutex<HashMap<String, (Module, Function)>>,
 }
 
 /// An argument as the driver reads it, at the start of eight bytes.
@@ -118,43 +108,22 @@ impl Kernels {
 
     fn function(&self, name: &str) -> Result<Function> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = loaded.get(name) {
-            return Ok(*found);
+        if let Some((_, function)) = loaded.get(name) {
+            return Ok(*function);
         }
         let kernel = self.store.kernel(name)?;
-        // HIP reads the image for as long as the module is loaded, which is as long as the process.
-        let image: &'static [u8] = self.store.image(name)?.leak();
-        let function = self.gpu.with(|| self.load(name, kernel, image))?;
-        loaded.insert(name.to_owned(), function);
+        let module = Module::load(&self.gpu, name, self.store.image(name)?)?;
+        let function = module.function(name, kernel)?;
+        loaded.insert(name.to_owned(), (module, function));
         Ok(function)
     }
 
-    fn load(&self, name: &str, kernel: &Kernel, image: &'static [u8]) -> Result<Function> {
-        let api = &self.gpu.driver().api;
-        let symbol = CString::new(kernel.symbol.as_str())
-            .map_err(|_| Error::store(format!("kernel {name}: its symbol has a null character")))?;
-        let (mut module, mut function): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the image was checked against its digest and is never freed.
-        let code = unsafe { (api.module_load)(&raw mut module, image.as_ptr().cast()) };
-        self.gpu.check(format_args!("loading {name}"), code)?;
-        // SAFETY: the module is loaded, and the symbol ends with a null.
-        let code = unsafe { (api.module_function)(&raw mut function, module, symbol.as_ptr()) };
-        let mut found = self.gpu.check(format_args!("finding {} in {name}", kernel.symbol), code);
-        if let (Ok(()), Select::Cuda { set_attribute, .. }) = (&found, &api.select) {
-            const MAX_DYNAMIC_SHARED: i32 = 8;
-            if kernel.shared > CUDA_DEFAULT_SHARED {
-                // SAFETY: the function is loaded.
-                let code = unsafe { set_attribute(function, MAX_DYNAMIC_SHARED, kernel.shared as i32) };
-                let what = format_args!("asking for {} bytes of shared memory for {name}", kernel.shared);
-                found = self.gpu.check(what, code);
-            }
+    /// Leaves what is loaded to the process, for a device whose launches may not be over.
+    #[cfg(feature = "candle")]
+    pub(crate) fn keep_loaded(&self) {
+        for loaded in self.loaded.lock().unwrap_or_else(PoisonError::into_inner).drain() {
+            std::mem::forget(loaded);
         }
-        if let Err(error) = found {
-            // SAFETY: nothing of the module runs yet.
-            unsafe { (api.module_unload)(module) };
-            return Err(error);
-        }
-        Ok(Function { handle: function as usize, threads: kernel.threads, shared: kernel.shared })
     }
 
     /// Launches a kernel on a stream. A grid with a zero launches nothing.
@@ -162,7 +131,8 @@ impl Kernels {
     /// # Safety
     ///
     /// The memory behind every address has to be of this device, as large as the kernel takes it to be, and to live
-    /// until the stream has finished the launch.
+    /// until the stream has finished the launch. So do these kernels. Where the launch was captured, both have to live as
+    /// long as the graph.
     ///
     /// # Errors
     ///

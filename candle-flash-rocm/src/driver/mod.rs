@@ -1,13 +1,14 @@
 //! GPU drivers at run time: AMD's HIP, and NVIDIA's driver for `sm_` targets. Nothing is linked.
 //!
-//! [`Driver`] opens the library and finds its functions, [`Gpu`] is one of its devices, [`Kernels`] loads and launches
-//! the kernels of a store there. This module and [`crate::raw`] hold all unsafe code of the crate.
+//! [`Driver`] opens the library and finds its functions, [`Gpu`] is one of its devices, [`Kernels`] loads, launches and
+//! unloads the kernels of a store there. This module and [`crate::raw`] hold all unsafe code of the crate.
 
 #![allow(unsafe_code)]
 
 mod api;
 mod gpu;
 mod kernels;
+mod module;
 mod planner;
 
 use std::ffi::{c_char, c_void, CStr};

@@ -61,7 +61,8 @@ pub use workspace::Workspace;
 /// # Safety
 ///
 /// Every address of the call has to be memory of the kernels' device, as large as the shape, strides and index tensors
-/// say, and to live until the stream has come to the call's end. So does the workspace, which one stream uses at a time.
+/// say, and to live until the stream has come to the call's end. So do the kernels, and the workspace, which one stream
+/// uses at a time. Where the call was captured, all of them have to live as long as the graph.
 ///
 /// # Errors
 ///
