@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from types import ModuleType
 
 from flash_attn.runtime.build_info import load as _load
 
@@ -61,6 +63,17 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
             "and no torch is installed: install it first. `python -m flash_attn.doctor` tells how",
             error,
         )
+
+# Submodules that are attributes of the package without an import of their own: who loads it by the package `kernels`
+# cannot write `from flash_attn.flex import ...`. They are imported at their first use, because flex takes seconds.
+_AT_FIRST_USE = ("flex", "int8", "sparse")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")
+
 
 __all__ = [
     "__version__",

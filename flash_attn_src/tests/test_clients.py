@@ -140,6 +140,10 @@ print(path, loaded.flash_attn_func(*torch.ones(3, 1, 4, 2, 8)).sum().item())
 """
     said = _run(clients.environment("kernels"), "-c", f"from pathlib import PosixPath\n{code}")
     assert said == f"{tmp_path}/build/torch-cpu 64.0\n"
+    said = clients.run("kernels", "hub_functions.py", str(tmp_path))
+    names = ("block-sparse", "decode", "flex")
+    assert [f"{name}: equal to PyTorch's attention" in said for name in names] == [True] * 3, said
+    assert "flex_attention: 1 calls served by flash_attn, 0 by PyTorch" in said
 
 
 def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, tmp_path: Path) -> None:
