@@ -45,8 +45,8 @@ torch 2.5 or newer, on Linux and x86-64.
     flash_attn = get_kernel("<owner>/{name}", version={api}, trust_remote_code=True)
     out = flash_attn.flash_attn_func(q, k, v, causal=True)
 
-`flash_attn.flash_attn_with_kvcache` decodes. `flash_attn.sparse` has block-sparse attention, and `flash_attn.flex` serves
-PyTorch's FlexAttention without a compiler: use them as attributes, because no `import` finds them by this name.
+`flash_attn.flash_attn_with_kvcache` decodes. `flash_attn.sparse` has block-sparse attention, and `flash_attn.flex`
+serves PyTorch's FlexAttention without a compiler: use them as attributes, because no `import` finds them by this name.
 """
 
 

@@ -2,8 +2,8 @@
 
     python hub_functions.py DIRECTORY
 
-Block-sparse attention, decoding and FlexAttention, each against PyTorch's attention with the same mask. Prints a line for
-each. flash_attn.flex leaves calls on a CPU to PyTorch, so they count as calls on a GPU here.
+Block-sparse attention, decoding and FlexAttention, each against PyTorch's attention with the same mask. Prints a line
+for each. flash_attn.flex leaves calls on a CPU to PyTorch, so they count as calls on a GPU here.
 """
 
 from __future__ import annotations
