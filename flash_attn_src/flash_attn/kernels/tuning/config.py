@@ -68,6 +68,8 @@ BOTH_ORDERS: Options = (("schedule_hint", "attention,memory-bound-attention"),)
 TRANSPOSES: Options = (("in_thread_transpose", 1),)
 # dv and dk in two rounds over the queries, with one accumulator each (`backward_dkdv`).
 DK_APART: Options = (("dk_apart", 1),)
+# LLVM schedules for one wave on a SIMD, so it starts loads earlier. Kernels that take 256 registers lose no wave by it.
+ONE_WAVE: Options = (("waves_per_eu", 1),)
 # A wave scales its output only when the maximum of one of its rows has grown by much (`lazy_rescale`).
 LAZY_RESCALE: Options = (("lazy_rescale", 1),)
 # Keys and values are copied straight to shared memory, which is then padded, so that reads of values have no bank
