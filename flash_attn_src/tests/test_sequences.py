@@ -140,7 +140,7 @@ def test_seqused_gives_the_lengths_of_sequences_with_gaps() -> None:
     pages = [x.view(4, 16, *x.shape[1:]) for x in (k, v)]
     table = torch.arange(4, dtype=torch.int32).view(2, 2)
     paged = flash_attn.flash_attn_interface._flash_attn_varlen_forward(
-        q, *pages, cu_seqlens_q, torch.zeros_like(room), 1, 7, 0.0, 0.25, True, seqused_k=used, block_table=table
+        q, *pages, cu_seqlens_q, room.flip(0), 1, 7, 0.0, 0.25, True, seqused_k=used, block_table=table
     )[0]
     for index, (start, length) in enumerate(((0, 5), (32, 7))):
         keys = slice(start, start + length)
@@ -151,6 +151,22 @@ def test_seqused_gives_the_lengths_of_sequences_with_gaps() -> None:
         flash_attn.flash_attn_interface._flash_attn_varlen_forward(
             q, k, v, cu_seqlens_q, room, 1, 33, 0.0, 0.25, True, seqused_k=used + torch.tensor([0, 26]).int()
         )
+
+
+def test_sequences_with_used_lengths_start_in_any_order() -> None:
+    """As xformers' masks of keys with gaps: the second sequence begins before the first and overlaps the third."""
+    (q, k, v), _ = _varlen([2, 1, 3], [32, 32])
+    cu_seqlens_q = torch.tensor([0, 2, 3, 6], dtype=torch.int32)
+    starts, used = [40, 8, 10, 64], [24, 6, 9]
+    arguments = (cu_seqlens_q, torch.tensor(starts, dtype=torch.int32), 3, 24, 0.0, 0.25, False)
+    forward = flash_attn.flash_attn_interface._flash_attn_varlen_forward
+    out = forward(q, k, v, *arguments, seqused_k=torch.tensor(used, dtype=torch.int32))[0]
+    for rows, start, length in zip((slice(0, 2), slice(2, 3), slice(3, 6)), starts, used, strict=False):
+        keys = slice(start, start + length)
+        wanted, _ = reference.attention(q[None, rows], k[None, keys], v[None, keys], softmax_scale=0.25)
+        assert_close("out", out[rows], wanted[0])
+    with pytest.raises(ValueError, match="seqused_k: got 25 at index 0, wanted 0 to 24"):
+        forward(q, k, v, *arguments, seqused_k=torch.tensor([25, 6, 9], dtype=torch.int32))
 
 
 @pytest.mark.parametrize(

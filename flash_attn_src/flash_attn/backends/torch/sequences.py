@@ -62,20 +62,20 @@ def locate(call: AttentionCall) -> list[Sequence]:
     if block_table is not None:
         capacity = block_table.shape[1] * k.shape[1]
         keys = [(0, capacity)] * len(queries)
-        if (
-            cu_seqlens_k is not None and seqused_k is not None
-        ):  # seqused_k has the lengths, so the starts may have any distance
-            bounds("cu_seqlens_k", cu_seqlens_k, INT32_MAX, INT32_MAX)
+        if cu_seqlens_k is not None and seqused_k is not None:  # seqused_k has the lengths, the pages say where
+            check_range("cu_seqlens_k", cu_seqlens_k.tolist(), 0, INT32_MAX)
         elif cu_seqlens_k is not None:
             spans = bounds("cu_seqlens_k", cu_seqlens_k, capacity * len(queries), max_seqlen_k)
             keys = [(0, stop - start) for start, stop in spans]
             check_range("length of a paged sequence", [stop for _, stop in keys], 0, capacity)
     elif cu_seqlens_k is None:
         keys = [(i * k.shape[1], (i + 1) * k.shape[1]) for i in range(k.shape[0])]
+    elif seqused_k is not None:  # the starts of the sequences, in any order: one may overlap another
+        starts = cu_seqlens_k.tolist()
+        check_range("cu_seqlens_k", starts, 0, k.shape[0])
+        keys = [(start, k.shape[0]) for start in starts[:-1]]
     else:
-        # With seqused_k, they are the starts of the sequences and the room for each, used or not.
-        longest = max_seqlen_k if seqused_k is None else k.shape[0]
-        keys = bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0], longest)
+        keys = bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     if seqused_k is not None:
         used = seqused_k.tolist()
         for index, ((start, stop), length) in enumerate(zip(keys, used, strict=True)):
