@@ -286,6 +286,7 @@ def test_build_runs_the_stages_in_order(
         "interface",
         "interface",
         "interface",
+        "interface",
         "verify",
     ]
     targets = ("gfx90a", "gfx942")
@@ -299,7 +300,7 @@ def test_build_runs_the_stages_in_order(
     testing_with = "  testing it in clean environments with Python 3.11, torch 2.5.1"
     (testing,) = (line for line in lines if line.startswith(testing_with))
     lines.remove(testing)
-    assert [line.split()[0] for line in lines[1:11]] == [
+    assert [line.split()[0] for line in lines[1:12]] == [
         "check",
         "compile",
         "assemble",
@@ -307,12 +308,13 @@ def test_build_runs_the_stages_in_order(
         "flash-attn-3",
         "flash-attn-4",
         "sageattention",
+        "sglang-flash-rocm",
         "spas-sage-attn",
         "vllm-flash-rocm",
         "verify",
     ]
-    assert all(line.split()[2] == "s" for line in lines[1:11])
-    assert lines[11:] == [
+    assert all(line.split()[2] == "s" for line in lines[1:12])
+    assert lines[12:] == [
         "",
         "passed",
         "  tests: 12 passed",
@@ -329,6 +331,8 @@ def test_build_runs_the_stages_in_order(
         "  # flash-attn-4: the module flash_attn.cute",
         f"beside   pip install {tmp_path / 'out/sageattention-2.2.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # sageattention: the module sageattention",
+        f"beside   pip install {tmp_path / 'out/sglang_flash_rocm-0.1.0+rocm62torch2.5-py3-none-any.whl'}"
+        "  # sglang-flash-rocm: the module sglang_flash_rocm",
         f"beside   pip install {tmp_path / 'out/spas_sage_attn-0.1.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # spas-sage-attn: the module spas_sage_attn",
         f"beside   pip install {tmp_path / 'out/vllm_flash_rocm-0.1.0+rocm62torch2.5-py3-none-any.whl'}"

@@ -46,6 +46,7 @@ def test_its_name_is_for_every_python() -> None:
         "flash_attn_3-3.0.0+rocm-py3-none-any.whl",
         "flash_attn_4-4.0.0+rocm-py3-none-any.whl",
         "sageattention-2.2.0+rocm-py3-none-any.whl",
+        "sglang_flash_rocm-0.1.0+rocm-py3-none-any.whl",
         "spas_sage_attn-0.1.0+rocm-py3-none-any.whl",
         "vllm_flash_rocm-0.1.0+rocm-py3-none-any.whl",
     ]

@@ -229,6 +229,7 @@ def test_both_licenses_are_the_same() -> None:
         "flash_attn_3/LICENSE",
         "flash_attn_4/LICENSE",
         "sageattention/LICENSE",
+        "sglang_flash_rocm/LICENSE",
         "spas_sage_attn/LICENSE",
         "vllm_flash_rocm/LICENSE",
     ):
@@ -364,6 +365,10 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
         ),
         ("flash_attn_4", [f"flash_attn/cute/{name}.py" for name in ("__init__", "block_sparsity", "interface")]),
         ("sageattention", ["sageattention/__init__.py", "sageattention/core.py"]),
+        (
+            "sglang_flash_rocm",
+            [f"sglang_flash_rocm/{name}.py" for name in ("__init__", "backend", "metadata", "refusals")],
+        ),
         ("spas_sage_attn", ["spas_sage_attn/__init__.py", "spas_sage_attn/core.py"]),
         (
             "vllm_flash_rocm",

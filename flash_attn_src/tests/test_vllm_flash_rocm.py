@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from clients import vllm_stand_in
+from clients import stand_ins, vllm_stand_in
 from reference import attention
 
 REAL = importlib.util.find_spec("vllm") is not None
@@ -327,7 +327,7 @@ def test_the_check_of_the_stand_ins_sees_a_change(before: str, after: str, tmp_p
         path = tmp_path / f"{module.replace('.', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
-    assert vllm_stand_in.differences(tmp_path) == []
+    assert stand_ins.differences(vllm_stand_in, tmp_path) == []
     for path in tmp_path.rglob("*.py"):
         path.write_text(source.replace(before, after), encoding="utf-8")
-    assert len(vllm_stand_in.differences(tmp_path)) == 1
+    assert len(stand_ins.differences(vllm_stand_in, tmp_path)) == 1
