@@ -12,6 +12,7 @@
     python -m amdgpu_simulator table gfx942                            # all kernel providers side by side; an hour
     python -m amdgpu_simulator table gfx1201 --peer aotriton DIR       # beside AOTriton's kernels, from a checkout
     python -m amdgpu_simulator decoding gfx1100                        # splits and bandwidth of a whole GPU; 3 minutes
+    python -m amdgpu_simulator decoding gfx942 --fp8                   # an FP8 cache beside one in bf16
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
     python -m amdgpu_simulator traces DIR                              # the clock against thread traces of GPUs
     python -m amdgpu_simulator published DIR                           # and against published speeds of kernels
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     decoding = commands.add_parser("decoding", help="print the splits and the bandwidth of decoding on a whole GPU")
     decoding.add_argument("target", help="GPU target, such as gfx1100")
+    decoding.add_argument("--fp8", action="store_true", help="compare an FP8 cache with one in bf16")
     commands.add_parser("calibrate", help="compare simulated cycles with published figures of hardware")
     trace = commands.add_parser("traces", help="compare the clock with thread traces of GPUs, fact by fact")
     trace.add_argument("directory", type=Path, help="directory of traces, such as DIR/gfx1100/*.pkl")

@@ -53,7 +53,7 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
     if options.command == "hazards":
         return assembly_hazards.table()
     if options.command == "decoding":
-        return decoding.table(options.target)
+        return (decoding.table_of_fp8 if options.fp8 else decoding.table)(options.target)
     if options.command == "published":
         return published.table(options.directory, options.kernel or ())
     if options.command == "calibrate":

@@ -156,8 +156,11 @@ def test_a_table_of_every_kernel_provider(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_decoding_on_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"constants": {"BLOCK_N": 32}, "threads": 128, "resources": {"vgprs": 200}, "shared": 0}
-    monkeypatch.setattr(decoding, "_workload", lambda _: SimpleNamespace(entry=entry, rows=16))
-    monkeypatch.setattr(decoding, "_played", lambda _target, groups, length: 500.0 + 64 * groups * length)
+    monkeypatch.setattr(decoding, "_workload", lambda _target, _dtype: SimpleNamespace(entry=entry, rows=16))
+    cycles_of_key = {"bf16": 64, "fp8e4nv": 40}
+    monkeypatch.setattr(
+        decoding, "_played", lambda _target, groups, length, dtype: 500.0 + cycles_of_key[dtype] * groups * length
+    )
     command.main(["decoding", "gfx1100"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert len(rows) == len(decoding.BATCHES) * len(decoding.CONTEXTS)
@@ -170,5 +173,11 @@ def test_decoding_on_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     of_one = {row[1]: int(row[-1]) for row in rows if row[0] == "1"}
     assert of_one["1024"] < of_one["8192"] < 100  # the start of a program weighs more where it reads less
     assert of_one["8192"] > 90
-    with pytest.raises(SystemExit, match="gfx942: decoding knows gfx1030, gfx1100"):
-        command.main(["decoding", "gfx942"])
+    command.main(["decoding", "gfx1201", "--fp8"])
+    longest = capsys.readouterr().out.splitlines()[-1].split()
+    assert longest[:2] == ["32", "131072"]
+    assert float(longest[-1]) == pytest.approx(64 / 40, abs=0.01)
+    with pytest.raises(SystemExit, match="gfx908: decoding knows gfx942, gfx950, gfx1030, gfx1100"):
+        command.main(["decoding", "gfx908"])
+    with pytest.raises(SystemExit, match="gfx1100: it has no FP8"):
+        command.main(["decoding", "gfx1100", "--fp8"])

@@ -182,7 +182,11 @@ def test_fp8(target: str, form: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "form", "dtype"),
-    [("gfx942", "fp8e4b8", torch.float8_e4m3fnuz), ("gfx1201", "fp8e4nv", torch.float8_e4m3fn)],
+    [
+        ("gfx942", "fp8e4b8", torch.float8_e4m3fnuz),
+        ("gfx950", "fp8e4nv", torch.float8_e4m3fn),
+        ("gfx1201", "fp8e4nv", torch.float8_e4m3fn),
+    ],
 )
 def test_a_cache_in_fp8(target: str, form: str, dtype: torch.dtype) -> None:
     """Every number of FP8 is exact as the value of an only key, and NaN stays NaN."""

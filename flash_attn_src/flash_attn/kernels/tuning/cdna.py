@@ -22,6 +22,7 @@ from __future__ import annotations
 from flash_attn.kernels.tuning.config import (
     ASYNC_COPY,
     BOTH_ORDERS,
+    ONE_WAVE,
     ORDERS,
     PRIORITIES,
     ROWS_OF_16,
@@ -228,6 +229,9 @@ TARGET_ROWS: dict[str, Rows] = {
         ),
     },
     "gfx950": {
+        # decode, 8 bits, 128: whole GPU by `decoding --fp8`, 2026-11-28. 8 sequences of 32768 keys take 245699 cycles,
+        # one of 8192 keys 19044. By the family's tile 289933 and 19577, with (16, 128, 4, 2) 243126 and 23479.
+        ("decode", 8, 128): tiles(C(16, 64, 4, 2, options=ONE_WAVE)),
         **_PAGES,
         # fwd, 16 bits: clock, 2026-11-25. Direct copies, plain: head dim 64 2770 cycles and 2862 without, 128 4184 and
         # 4684, 192 6768 and 7384, 256 8252 and 10136; 128 with values of 64 3249 and 3740, 192 with values of 128 5840
