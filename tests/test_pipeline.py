@@ -92,10 +92,13 @@ def test_a_dry_run_prints_the_files_to_publish(rehearsal: tuple[Runner, dict[str
     assert "dry run: release v1.2.3 would hold these" in jobs[REHEARSING].log
 
 
+@pytest.mark.long
 def test_the_command_of_the_readme_ends_with_a_tested_wheel(
     rehearsal: tuple[Runner, dict[str, Job]], kernel_cache: Path, kernel_store: Path, tmp_path: Path
 ) -> None:
-    """In the rehearsal's copy of the repository, which already has the build environment."""
+    """In the rehearsal's copy of the repository, which already has the build environment. test_documented_commands.py
+    types this command too.
+    """
     asked = {"PYTORCH_ROCM_ARCH": "gfx1030", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
     done = subprocess.run(
         [rehearsal[0].workspace / "build_rocm.sh", "2.8.3", "3.11", "2.5.1", "6.2", "--dist", tmp_path],
