@@ -55,6 +55,24 @@ def test_compile_values_with_a_head_dim_of_their_own() -> None:
     assert dropped.shape == (*q.shape[:-1], 12)
 
 
+def test_compile_keys_and_values_that_the_graph_counts() -> None:
+    """As diffusers packs them: the rows of k and of v have sizes that torch.compile does not know to be equal."""
+    q, k, v = (torch.randn(2, 9, 4, 16) for _ in range(3))
+
+    def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        lengths = mask.sum(dim=1, dtype=torch.int32)
+        cu_seqlens_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        keys, values = (torch.cat([x[index, : lengths[index]] for index in range(2)]) for x in (k, v))
+        cu_seqlens_q = torch.arange(0, 27, 9, dtype=torch.int32)
+        return flash_attn.flash_attn_varlen_func(q.flatten(0, 1), keys, values, cu_seqlens_q, cu_seqlens_k, 9, 9)
+
+    mask = torch.arange(9) < torch.tensor([9, 5])[:, None]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert_close(
+            "out", torch.compile(packed, fullgraph=True, backend="eager")(q, k, v, mask), packed(q, k, v, mask)
+        )
+
+
 def test_compile_latent_attention_leaves_the_graph() -> None:
     """A traced call does not tell that the values are the cache's first columns: the error says what to do."""
     q, cache = torch.randn(2, 1, 4, 576), torch.randn(2, 9, 1, 576)

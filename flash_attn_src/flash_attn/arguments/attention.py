@@ -97,6 +97,8 @@ def check_varlen(call: AttentionCall) -> None:
     try:
         _, heads, dim = q.shape
         shape_k, shape_v = k.shape, v.shape
+        if is_compiling():  # a graph may count the rows of k and of v apart, as it runs
+            torch._check(shape_k[0] == shape_v[0])
         _, heads_k, dim_k = shape_k
         left, right = call.options.window_size
         dtype = q.dtype
