@@ -28,7 +28,7 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
     try:
         from torch import __version__ as _torch
 
-        # The metadata of a wheel for every torch cannot ask for it: installers would replace the user's torch.
+        # The universal wheel's metadata names no version of torch: an installer would replace the user's torch.
         if [int(part) for part in _torch.split(".")[:2]] < [2, 5]:
             _refuse(
                 f"flash_attn {__version__} needs torch 2.5 or newer, torch {_torch} is installed. "

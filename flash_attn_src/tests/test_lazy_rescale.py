@@ -15,7 +15,7 @@ from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 
-# Keys of a block of the kernels of head dims 64 and 128; gfx1100's has 64 at 128.
+# Head dim -> keys in a block of the forward kernel. On gfx1100 head dim 128 has 64 keys.
 BLOCK = {64: 64, 128: 32}
 
 

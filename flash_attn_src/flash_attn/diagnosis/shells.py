@@ -19,7 +19,7 @@ class Shell(ABC):
 
     @abstractmethod
     def then(self, commands: Sequence[str]) -> str:
-        """Several commands in the place of one, between the backticks of a remedy."""
+        """The commands joined into one line of this shell, for the backticks of a remedy."""
 
     @abstractmethod
     def quote(self, path: str) -> str:

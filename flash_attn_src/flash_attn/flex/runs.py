@@ -68,7 +68,7 @@ def _run(batch: int, start: int, stop: int, first: list[int], last: list[int]) -
 
 
 def groups(runs: Iterable[Run], most: int) -> list[tuple[_Window, list[Run]]] | None:
-    """The runs by window, at most so many groups; None for more."""
+    """The runs grouped by window. None if there are more than `most` groups."""
     found: dict[_Window, list[Run]] = {}
     # Runs with closed windows first: the others may join them.
     for run in sorted(runs, key=lambda run: run.window.count(-1)):

@@ -68,7 +68,7 @@ def _exponent(square):
 
 @triton.jit
 def gradient_exponents(norms, plane):
-    """The powers of two for (dout, ds) of a key head: `norms` are what `backward_norms` found, plane is its number."""
+    """The powers of two for (dout, ds) of key head number `plane`, from the norms that `backward_norms` wrote."""
     return _exponents(tl.load(norms + 2 * plane), norms, plane)
 
 

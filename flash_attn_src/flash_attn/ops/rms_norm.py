@@ -35,7 +35,7 @@ def dropout_add_rms_norm(
     if layerscale is not None:
         check_tensor("x", x0)
         check_tensor("layerscale", layerscale, like=x0, shape=tuple(x0.shape[-1:]))
-        # The scale of columns comes after dropout, which commutes with it.
+        # layerscale multiplies before dropout here, and after it in upstream: the results are the same.
         x0 = x0 * layerscale.to(x0.dtype)
     results = rms_norm_fn(
         x0, weight, bias, residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale, prenorm=prenorm,

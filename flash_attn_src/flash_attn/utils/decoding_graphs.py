@@ -60,7 +60,7 @@ def update_graph_cache(
     dtype: torch.dtype | None = None,
     n_warmups: int = 2,
 ) -> DecodingCGCache:
-    """cache, or a new one, with a graph for batch_size sequences and each of decoding_seqlens tokens a step.
+    """Returns the cache with a CUDA graph of a step for each number of tokens in decoding_seqlens. Makes it if None.
 
     The graphs stay as long as device and dtype do and neither batch_size nor max_seqlen grows. `cache.run(input_ids,
     position_ids, seqlen)` gives logits (batch, tokens, vocab_size) of a step after seqlen tokens. The caches are the

@@ -129,7 +129,10 @@ def padded(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def window_of(call: AttentionCall | CacheCall, *, one_query: bool = False) -> tuple[int, int]:
-    """Causal ends the window at the query itself, which one query alone does not notice."""
+    """(left, right) of the window. A causal mask sets right to 0.
+
+    one_query: there is a single query, the last one, which sees all keys under a causal mask.
+    """
     left, right = call.options.window_size
     if call.options.causal:
         right = 0

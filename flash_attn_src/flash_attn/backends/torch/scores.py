@@ -53,7 +53,7 @@ def window_of(options: Options) -> tuple[int, int]:
 
 
 def _each(options: Options, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Options:
-    """The options with change(axes, tensor) for each tensor that has an axis of heads."""
+    """A copy of the options in which change(axes, tensor) replaces each tensor that has an axis of heads."""
     axes = FIELDS[type(options)].axes
     tensors = {name: getattr(options, name) for name in axes}
     return replace(options, **{name: change(axes[name], x) for name, x in tensors.items() if x is not None})

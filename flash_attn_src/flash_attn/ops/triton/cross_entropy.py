@@ -224,7 +224,7 @@ def launch_forward(
     classes: int,
     first_class: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(losses, z_losses, lse) of the kernel; of a part of the classes, losses lack the terms of lse."""
+    """(losses, z_losses, lse) of each row, fp32. With a part of the classes, losses lack the terms of lse."""
     logits = layer.dense_rows(logits)
     rows, cols = logits.shape
     losses, z_losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
