@@ -189,7 +189,7 @@ pub fn flash_attn_alibi_windowed(
 
 /// [`flash_attn_windowed`] with optional ALiBi slopes, and scores capped as `softcap * tanh(score / softcap)`.
 ///
-/// A `softcap` of 0 leaves the scores.
+/// A `softcap` of 0 caps nothing.
 ///
 /// # Errors
 ///

@@ -13,7 +13,7 @@ pub(crate) use element::{Element, Strides, View};
 pub(crate) use forward::forward;
 pub(crate) use threads::start_threads;
 
-/// What an error calls the tiles of a thread.
+/// The name of a thread's tiles in error messages.
 const SCRATCH: &str = "scratch of the CPU kernels";
-/// What an error calls the list of the threads' tasks, and of the rows that each task writes.
+/// The name, in error messages, of the list of tasks and of the rows that each task writes.
 const TASKS: &str = "the tasks of the CPU kernels";

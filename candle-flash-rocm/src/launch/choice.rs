@@ -40,7 +40,7 @@ pub(super) enum Mask {
 }
 
 impl Mask {
-    /// The mask of a call. A limit that no query reaches is none.
+    /// The mask of a call. A window so wide that it hides no key counts as no window.
     pub fn of(shape: &Shape) -> Self {
         let left = shape.window_left.filter(|left| left.saturating_add(1) < shape.seqlen_k);
         let right = shape.window_right.filter(|right| right.saturating_add(1) < shape.seqlen_q);

@@ -35,7 +35,7 @@ pub(crate) struct HostBackward<'a> {
     pub lse: &'a [f32],
 }
 
-/// The numbers of which these are the bytes.
+/// The fp32 numbers whose bytes these are.
 fn floats(bytes: &[u8], what: &'static str) -> Result<Vec<f32>> {
     let mut numbers = zeros(bytes.len() / size_of::<f32>(), what)?;
     bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(bytes);
@@ -57,7 +57,7 @@ impl Session<'_> {
         unsafe { self.stream.copy_from(address, length) }
     }
 
-    /// Copies a call's tensors to the device. The result and the logarithms have memory, not contents.
+    /// Copies a call's tensors to the device. Memory for the result and the logarithms is only reserved.
     fn place(&mut self, call: &HostForward<'_>) -> Result<Forward> {
         let mut shape = call.shape;
         let packed = call.seqlens.is_some();
