@@ -105,7 +105,7 @@ def fields(kind: str) -> dict[str, Any]:
 
 
 def test_the_library_exports_the_functions_of_the_header(path: Path) -> None:
-    """Each with a version, and nothing else. It needs the C library alone."""
+    """It exports each function under a version and no other symbol. It links to libc alone."""
     declared = set(re.findall(r"\b(flash_attn_rocm_\w+)\(", HEADER.read_text(encoding="utf-8").split("#include")[-1]))
     with path.open("rb") as file:
         elf: Any = ELFFile(file)

@@ -94,9 +94,8 @@ def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], mo
 
 
 def test_backends_with_the_same_kernels_keep_stores_of_their_own(built: tuple[Path, dict[str, Path]]) -> None:
-    """For example of gfx1030: two parallel builds with different backends would otherwise use each other's
-    compilers.
-    """
+    """Otherwise two parallel builds of one target with different backends would take a store that records the other
+    build's compiler."""
     cache, stores = built
     wanted = units.find(["gfx942"], only=SMALL)
     other = store.pack(wanted, cache, ("ziglang", "0.15.2, triton 3.7.1"))

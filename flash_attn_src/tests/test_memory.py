@@ -65,7 +65,7 @@ def _bare(text: str) -> str:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_outputs_that_share_memory_are_right_or_refused(name: str) -> None:
-    """Each output of each function in the memory of each other tensor of its shape and type, and with rows in one."""
+    """Places each output of each function in the memory of every other tensor of its type that is large enough."""
     call = WRITTEN[name]
     wanted = call.fresh().run()
     for output in call.written:

@@ -109,7 +109,7 @@ def test_a_cache(splits: int, turned: bool) -> None:
 
 
 def test_rotary() -> None:
-    """It needs no longest length."""
+    """Rotary gives the same result for a max_seqlen that is too small: it does not read it."""
     x, lengths = _draw(400, 2), [300, 4, 90]
     angles = torch.rand(300, 8, device=DEVICE)
     arguments = (angles.cos(), angles.sin(), 0, None, _offsets(lengths))

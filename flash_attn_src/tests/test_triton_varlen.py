@@ -26,8 +26,8 @@ from triton_calls import DEVICE, Lengths, Options, run
 def test_varlen_equals_dense_calls(
     monkeypatch: pytest.MonkeyPatch, lengths_q: list[int], lengths_k: list[int], causal: bool
 ) -> None:
-    """Unequal lengths, an empty query sequence, an empty key sequence; bit for bit as one call each, where these do not
-    share out query heads in another way."""
+    """A packed call gives the bits of one dense call for each sequence, also with empty sequences, where both split the
+    query heads alike."""
     monkeypatch.setattr(triton_gradients, "splits_of", lambda *_: 2 if causal else 1)
     torch.manual_seed(0)
     q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
