@@ -27,7 +27,7 @@ def _simulated() -> None:
 
 @pytest.mark.filterwarnings("ignore:the CK backend cannot do:RuntimeWarning")
 def test_forward_and_backward_draw_the_same_random_numbers() -> None:
-    """With dropout, forward and backward run on the same backend, also where an option of one needs the Triton kernels."""
+    """With dropout, forward and backward run on one backend, also where an option of one needs Triton."""
     q, k, v = (x.requires_grad_() for x in tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64)))
     slopes = torch.rand(2)
     for options in ({}, {"softcap": 3.0}, {"softmax_scale": -1.0}, {"alibi_slopes": slopes}, {"deterministic": True}):

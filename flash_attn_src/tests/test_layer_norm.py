@@ -165,7 +165,7 @@ def test_results_come_in_upstream_order() -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_buffers_serve_every_training_step(dtype: torch.dtype, compiled: bool) -> None:
-    """Each training step writes into the same out and residual_out. Its gradients are those of a call without buffers."""
+    """Each training step writes into the same two buffers. Its gradients are those of a call without them."""
     torch.manual_seed(7)
     out, kept = torch.empty(6, 16, dtype=dtype), torch.empty(6, 16)
     weight = torch.rand(16, requires_grad=True)
