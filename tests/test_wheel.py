@@ -369,7 +369,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
             "sglang_flash_rocm",
             [f"sglang_flash_rocm/{name}.py" for name in ("__init__", "backend", "metadata", "refusals")],
         ),
-        ("spas_sage_attn", ["spas_sage_attn/__init__.py", "spas_sage_attn/core.py"]),
+        ("spas_sage_attn", [f"spas_sage_attn/{name}.py" for name in ("__init__", "autotune", "core")]),
         (
             "vllm_flash_rocm",
             [f"vllm_flash_rocm/{name}.py" for name in ("__init__", "attention", "backend", "cache", "metadata", "mla")],

@@ -13,6 +13,11 @@ import spas_sage_attn
 import torch
 from assert_close import assert_close
 from flash_attn.sparse.similarity import choose_blocks
+from spas_sage_attn.autotune import (
+    SparseAttentionMeansim,
+    extract_sparse_attention_state_dict,
+    load_sparse_attention_state_dict,
+)
 from spas_sage_attn.core import get_cuda_arch_versions
 
 if sys.version_info >= (3, 11):
@@ -246,3 +251,46 @@ def test_a_mask_that_does_not_fit_is_named(options: dict[str, Any], error: type[
     q, k, v = _draw(300, 300)
     with pytest.raises(error, match=match):
         GIVEN(q, k, v, tensor_layout="NHD", **options)
+
+
+def _model() -> torch.nn.Module:
+    return torch.nn.ModuleDict(
+        {"layer": torch.nn.Linear(2, 2), "attention": SparseAttentionMeansim(l1=0.05, pv_l1=0.06)}
+    )
+
+
+def test_a_module_with_thresholds_for_each_head() -> None:
+    """Thresholds pass from a tuned model to another one by name, as SpargeAttn's examples do it."""
+    state = {
+        "attention.is_sparse": torch.tensor([True, False]),
+        "attention.cdfthreshd": torch.tensor([0.4, 1.0]),
+        "attention.simthreshd1": torch.tensor([0.1, 1.0]),
+        "attention.simthreshd2": torch.zeros(2),
+        "attention.pvthreshd": torch.tensor([20.0, 15.0]),
+    }
+    model = load_sparse_attention_state_dict(_model(), state)
+    assert all(torch.equal(value, state[name]) for name, value in extract_sparse_attention_state_dict(model).items())
+    assert len(extract_sparse_attention_state_dict(model)) == len(state)
+    q, k, v = (x.transpose(1, 2) for x in _draw(400, 400))
+    got, sparsity = model["attention"](q, k, v, return_sparsity=True)
+    wanted, wanted_sparsity = spas_sage_attn.spas_sage2_attn_meansim_cuda(
+        q, k, v, cdfthreshd=state["attention.cdfthreshd"], simthreshd1=state["attention.simthreshd1"],
+        attention_sink=True, return_sparsity=True,
+    )  # fmt: skip
+    assert torch.equal(got, wanted)
+    assert sparsity == wanted_sparsity > 0.0
+
+
+def test_errors_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.transpose(1, 2) for x in _draw(128, 128))
+    module = SparseAttentionMeansim()
+    with pytest.raises(RuntimeError, match="cdfthreshd, simthreshd1, pvthreshd: this module has no thresholds"):
+        module(q, k, v)
+    with pytest.raises(NotImplementedError, match="tune_mode: got True"):
+        module(q, k, v, tune_mode=True)
+    monkeypatch.setenv("TUNE_MODE", "1")
+    with pytest.raises(NotImplementedError, match="tuning is not served here"):
+        module(q, k, v)
+    with pytest.raises(KeyError, match=r"saved_state_dict: got 'attention\.weight'"):
+        load_sparse_attention_state_dict(_model(), {"attention.weight": torch.zeros(2)})
+    assert extract_sparse_attention_state_dict(torch.nn.Linear(2, 2)) == {}
