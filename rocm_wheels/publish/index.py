@@ -236,7 +236,7 @@ def _known(versions: Versions) -> dict[str, object]:
 
 
 def _script_json(value: object) -> str:
-    """JSON that cannot end the script element that contains it."""
+    """JSON for a <script> element: no `</script>` in a string ends the element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 

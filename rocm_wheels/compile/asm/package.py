@@ -38,7 +38,7 @@ class CodeObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A locked wheel with code objects in a directory of it."""
+    """A wheel with a pinned hash that has code objects in one of its directories."""
 
     name: str
     version: str

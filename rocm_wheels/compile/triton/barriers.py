@@ -49,7 +49,7 @@ def lds_only(llir: str, where: str) -> str:
 
 @contextmanager
 def relaxed(where: str) -> Iterator[None]:
-    """Kernels that Triton compiles inside have barriers that order LDS alone: `lds_only`."""
+    """A context in which Triton compiles barriers that order LDS alone: see `lds_only`."""
     from triton import knobs
 
     def hook(*compilation: Any) -> tuple[str, str] | None:
