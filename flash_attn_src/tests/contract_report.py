@@ -42,6 +42,7 @@ def results(version: str) -> dict[str, tuple[int, bool]]:
     from flash_attn import flash_attn_interface as interface
 
     window = ((-1, -1),) if version.startswith("2.6") else (-1, -1)
+    torch.manual_seed(0)
     dim = 12  # of no multiple of 8: 2.6 pads it
     q, k, v = (torch.randn(2, 5, 2, dim, requires_grad=True) for _ in range(3))
     wanted, wanted_lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)

@@ -175,8 +175,9 @@ LEFT_OUT = {
     *((function, "rng_state", change) for function in CALLS for change in ("negative", "huge", "decreasing")),
     *((function, argument, "negative") for function in CALLS for argument in ("seqused_k", "seqlens_k_")),
     *((function, argument, "every second") for function in CALLS for argument in ("block_table", "block_table_")),
-    # The arguments with pages and their lengths.
-    *((function, "cu_seqlens_k", "huge") for function in CALLS if "varlen_forward, paged" in function),
+    # Pages say where the keys are, and seqused_k how many: cu_seqlens_k says neither.
+    *((function, "cu_seqlens_k", change) for function in CALLS if "varlen_forward, paged" in function
+      for change in ("huge", "decreasing")),
     # Rows outside every sequence, more pages.
     *((function, argument, "one row more") for function in CALLS for argument in ("q", "k", "v")
       if "varlen_f" in function),
