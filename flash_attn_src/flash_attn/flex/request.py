@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,12 @@ import torch
 
 from flash_attn.flex import masks, scores, terms
 from flash_attn.flex.scores import Score
+
+# PyTorch's eager FlexAttention evaluates its functions in this mode: under vmap, `tensor[index]` waits for nothing.
+_HOMES = ("torch._higher_order_ops.flex_attention", "torch._dynamo._trace_wrapped_higher_order_op")  # torch 2.5; newer
+_Indexing: Any = next(
+    mode for home in _HOMES if (mode := getattr(importlib.import_module(home), "TransformGetItemToIndex", None))
+)
 
 _MASK = ("b", "h", "q", "kv")
 _SCORE = ("score", *_MASK)
@@ -90,9 +97,6 @@ class Request:
         return self._values(self.score_mod, _SCORE, start, stop).float()
 
     def _values(self, function: Callable[..., Any], names: tuple[str, ...], start: int, stop: int) -> torch.Tensor:
-        # PyTorch's eager FlexAttention evaluates its functions in this mode, too: `tensor[index]` waits for nothing.
-        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
         used = self.score.names if names is _SCORE else self.mask_names
         batch, heads = self.shared(used)
         ranges = ((0, batch), (0, heads), (start, stop), (0, self.sizes[3]))
@@ -102,7 +106,7 @@ class Request:
             function = _of_score(function, score)
         for axis in (3, 2, 1, 0):
             function = torch.vmap(function, in_dims=tuple(0 if x == axis else None for x in range(4)))
-        with TransformGetItemToIndex():
+        with _Indexing():
             values: torch.Tensor = function(*arguments)
         return values
 
