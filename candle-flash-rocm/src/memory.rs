@@ -39,7 +39,7 @@ pub(crate) fn tensor<T: bytemuck::Zeroable>(shape: [usize; 4], what: &'static st
     zeros(shape.into_iter().fold(1, usize::saturating_mul), what)
 }
 
-/// An empty vector with room for so many elements: pushing them asks for no more memory.
+/// An empty vector with a capacity of `count` elements. Pushing up to `count` elements allocates nothing.
 #[cfg(feature = "candle")]
 pub(crate) fn room<T>(count: usize, what: &'static str) -> Result<Vec<T>> {
     let mut elements = Vec::new();

@@ -41,7 +41,7 @@ def attention_or_reason(
 ) -> Any:
     """The result of flex_attention by these kernels, or the reason why they cannot serve the call.
 
-    The arguments are those of torch.nn.attention.flex_attention.flex_attention. Counts nothing.
+    The arguments are those of torch.nn.attention.flex_attention.flex_attention. The report does not count the call.
     """
     if is_stand_in(query) or recorder() is not None:
         return "a trace of PyTorch"

@@ -53,7 +53,7 @@ def chunks(seqlen_q: int, row: int, step: int) -> list[tuple[int, int]]:
 def recognise(visible: Visible, sizes: tuple[int, int, int, int], block_size: tuple[int, int]) -> Mask:
     """What the mask is. Looks at every query and key once. Waits for the GPU.
 
-    sizes: (1 or batch, 1 or heads, seqlen_q, seqlen_k). block_size: that of the blocks to try.
+    sizes: (1 or batch, 1 or heads, seqlen_q, seqlen_k). block_size: (queries, keys) of a block.
     """
     batch, heads, seqlen_q, seqlen_k = sizes
     is_whole_block = all(size % SPARSE_BLOCK == 0 for size in block_size)

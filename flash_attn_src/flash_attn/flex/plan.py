@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Calls whose results together are that of the call. A query that is in none sees no key."""
+    """Calls that each serve some of the queries. A query in no part sees no key."""
 
     parts: list[Part]
     alibi_slopes: torch.Tensor | None = None

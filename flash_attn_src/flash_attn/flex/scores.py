@@ -81,7 +81,7 @@ def _scaled(inner: Any, factor: float) -> Score:
 
 
 def _hidden(term: Term, condition: Any, kept: Any, other: Any) -> Score:
-    """where(condition, kept, other), of which one value is -inf."""
+    """The score of where(condition, kept, other), in which kept or other is -inf. UntraceableError if neither is."""
     if "score" in _names(condition):
         raise UntraceableError("it hides keys by their scores")
     values = [x for x in (kept, other) if "score" not in _names(x)]
