@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["NAME", "register"]
+from flash_attn.plug_in import join
+
+__all__ = ["NAME", "RAN_WITH", "register"]
 
 NAME = "flash_rocm"
+# The releases of SGLang on whose classes the tests of this plug-in ran.
+RAN_WITH = ("0.5.21", "0.5.22", "0.5.23")
 
 
 def register() -> None:
-    """Adds the backend to SGLang's registry and to the choices of --attention-backend. It may be called again."""
+    """Adds the backend to SGLang's registry and to the choices of --attention-backend, or logs why this SGLang cannot
+    have it. It may be called again.
+    """
+    join("sglang-flash-rocm", "sglang", RAN_WITH, _add)
+
+
+def _add() -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
     from sglang.srt.server_args import add_attention_backend_choices
 

@@ -30,8 +30,10 @@ class FlashRocmAttnBackend(AttentionBackend):
         """Raises NotImplementedError for a model, a cache or a server that no kernel serves."""
         super().__init__()
         refuse_runner(model_runner)
-        self._pool, self._page_size = model_runner.token_to_kv_pool, model_runner.page_size
-        self._steps = StepBuilder(model_runner.req_to_token_pool.req_to_token, self._pool, self._page_size)
+        # SGLang's models read both pools from the backend: `get_token_to_kv_pool`, `get_req_to_token_pool`.
+        self.token_to_kv_pool, self.req_to_token_pool = model_runner.token_to_kv_pool, model_runner.req_to_token_pool
+        self._page_size = model_runner.page_size
+        self._steps = StepBuilder(self.req_to_token_pool.req_to_token, self.token_to_kv_pool, self._page_size)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Raises NotImplementedError for a step that is neither prefill nor decoding."""
@@ -80,8 +82,7 @@ class FlashRocmAttnBackend(AttentionBackend):
         refuse_layer(layer)
         step = self.forward_metadata
         if save_kv_cache and k is not None:
-            slots = KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots)
-            self._pool.set_kv_buffer(layer, slots, k, v, layer.k_scale, layer.v_scale)
+            self.token_to_kv_pool.set_kv_buffer(layer, _slots(forward_batch, step), k, v, layer.k_scale, layer.v_scale)
         left = layer.sliding_window_size  # keys before the query's own
         window = (-1, -1) if left is None or left < 0 else (left, 0)
         rows = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
@@ -100,7 +101,7 @@ class FlashRocmAttnBackend(AttentionBackend):
 
     def _pages(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views (pages, page_size, heads_k, head_dim) of a layer's buffers (slots, heads_k, head_dim)."""
-        buffers = self._pool.get_kv_buffer(layer_id)
+        buffers = self.token_to_kv_pool.get_kv_buffer(layer_id)
         for buffer in buffers:
             if buffer.dim() != 3:
                 raise NotImplementedError(
@@ -112,7 +113,7 @@ class FlashRocmAttnBackend(AttentionBackend):
 
     def _table(self, layer_id: int) -> torch.Tensor:
         step = self.forward_metadata
-        if step.window_table is not None and self._pool.layers_mapping[layer_id][1]:
+        if step.window_table is not None and self.token_to_kv_pool.layers_mapping[layer_id][1]:
             return step.window_table
         return step.block_table
 
@@ -127,3 +128,10 @@ class FlashRocmAttnBackend(AttentionBackend):
             for scale in (layer.k_scale, layer.v_scale)
         )
         return None, k_scale, v_scale
+
+
+def _slots(forward_batch: Any, step: Step) -> KVWriteLoc:
+    """Where the keys of a step go in the pool. SGLang has `for_batch` since 0.5.22."""
+    if hasattr(KVWriteLoc, "for_batch"):
+        return KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots)
+    return KVWriteLoc(forward_batch.out_cache_loc, step.window_slots)

@@ -332,6 +332,32 @@ def test_registering_twice() -> None:
     assert isinstance(ATTENTION_BACKENDS["flash_rocm"](Server().runner), FlashRocmAttnBackend)
 
 
+def test_models_read_the_pools_from_the_backend() -> None:
+    """SGLang's `get_token_to_kv_pool` and `get_req_to_token_pool`, which Qwen3-MoE and others call in each forward."""
+    server = Server(16)
+    assert server.backend.token_to_kv_pool is server.pool
+    assert server.backend.req_to_token_pool.req_to_token is server.table
+
+
+def test_an_sglang_that_cannot_have_the_backend_starts_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.attention.attention_registry", None)
+    sglang_flash_rocm.register()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert all(
+        words in record.getMessage() for words in (*sglang_flash_rocm.RAN_WITH, "pip uninstall sglang-flash-rocm")
+    )
+
+
+def test_the_wheel_and_its_page_name_the_releases_that_were_run() -> None:
+    folder = Path(sglang_flash_rocm.__file__).parent
+    for page in (folder / "pyproject.toml", folder.parents[1] / "docs/sglang.md"):
+        text = page.read_text(encoding="utf-8")
+        assert all(release in text for release in sglang_flash_rocm.RAN_WITH), page
+
+
 def test_the_wheel_has_the_entry_point(tmp_path: Path) -> None:
     folder = Path(sglang_flash_rocm.__file__).parent
     subprocess.run(

@@ -10,6 +10,7 @@ import importlib.util
 import pickle
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from clients import stand_ins, vllm_stand_in
+from flash_attn.kernels.targets import TARGETS
 from reference import attention
 
 REAL = importlib.util.find_spec("vllm") is not None
@@ -238,11 +240,24 @@ def test_what_the_selector_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "multiple of 16" in str(chosen.supports_combination(72, torch.float16, "fp8", *more))
     assert "bfloat16 differs" in str(chosen.supports_combination(64, torch.float16, "bfloat16", *more))
     assert chosen.supports_combination(64, torch.float16, "auto", *more) is None
-    for is_rocm, wanted in ((True, [True, True, True, True, False, False]), (False, [False] * 6)):
+    served = [(9, 0), (9, 4), (9, 5), (10, 1), (10, 3), (11, 0), (11, 5), (12, 0)]
+    for is_rocm in (True, False):
         monkeypatch.setattr(backend, "current_platform", SimpleNamespace(is_rocm=lambda is_rocm=is_rocm: is_rocm))
-        gpus = [(9, 4), (11, 0), (11, 5), (12, 0), (9, 0), (12, 5)]
-        got = [chosen.supports_compute_capability(SimpleNamespace(major=a, minor=b)) for a, b in gpus]
-        assert got == wanted
+        for major, minor in [*served, (8, 0), (12, 5), (13, 0)]:
+            gpu = SimpleNamespace(major=major, minor=minor)
+            assert chosen.supports_compute_capability(gpu) == (is_rocm and (major, minor) in served), (major, minor)
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1151", "gfx1201"])
+def test_a_cache_in_fp8_is_refused_where_no_kernel_reads_it(target: str) -> None:
+    gpu = SimpleNamespace(major=int(target[3:-2]), minor=int(target[-2]))
+    for dtype in (torch.float16, torch.bfloat16):
+        reason = FlashRocmBackend.supports_combination(128, dtype, "fp8", 16, False, False, False, False, gpu)
+        if TARGETS[target].fp8:
+            assert reason is None
+        else:
+            assert target in str(reason)
+            assert f"--kv-cache-dtype {str(dtype).removeprefix('torch.')}," in str(reason)
 
 
 @pytest.mark.skipif(REAL, reason="vLLM's own base of latent attention needs a whole engine")
@@ -289,6 +304,29 @@ def test_registering_twice_and_pickling() -> None:
     member = AttentionBackendEnum["FLASH_ROCM"]
     assert pickle.loads(pickle.dumps(member)) is member
     assert FlashRocmBackend.get_name() in vllm_flash_rocm.BACKENDS
+
+
+@pytest.mark.parametrize("lacks", ["register", "module"])
+def test_a_vllm_that_cannot_have_the_backends_starts_with_a_warning(
+    lacks: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = sys.modules[vllm_stand_in.REGISTRY]
+    if lacks == "module":
+        monkeypatch.setitem(sys.modules, vllm_stand_in.REGISTRY, None)
+    else:
+        old = Enum("AttentionBackendEnum", {"FLASH_ATTN": "path"})
+        monkeypatch.setattr(registry, "AttentionBackendEnum", old)
+    vllm_flash_rocm.register()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert all(words in record.getMessage() for words in (*vllm_flash_rocm.RAN_WITH, "pip uninstall vllm-flash-rocm"))
+
+
+def test_the_wheel_and_its_page_name_the_releases_that_were_run() -> None:
+    folder = Path(vllm_flash_rocm.__file__).parent
+    for page in (folder / "pyproject.toml", folder.parents[1] / "docs/vllm.md"):
+        text = page.read_text(encoding="utf-8")
+        assert all(release in text for release in vllm_flash_rocm.RAN_WITH), page
 
 
 def test_a_spawned_process_unpickles_a_backend_before_it_loads_plugins() -> None:

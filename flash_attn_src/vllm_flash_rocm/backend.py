@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from flash_attn.calls import Options
+from flash_attn.kernels.targets import TARGETS
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
@@ -18,11 +19,16 @@ MAX_HEAD_SIZE = 512
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+def _targets(capability: Any) -> list[str]:
+    """The GPU targets of a capability, which has all but the last digit of their names: (9, 0) is gfx908 and gfx90a."""
+    return [name for name in TARGETS if name[:-1] == f"gfx{capability.major}{capability.minor}"]
+
+
 def serves_gpu(capability: Any) -> bool:
-    """Whether the GPU of this vLLM is of gfx942, gfx11 or gfx12, of which capability has the numbers."""
-    if not current_platform.is_rocm():
-        return False
-    return capability.major == 11 or (capability.major, capability.minor) in ((9, 4), (12, 0))
+    """Whether this vLLM is for ROCm and flash_attn has kernels for GPUs of the capability, MI450 excepted: nothing has
+    executed its kernels.
+    """
+    return bool(current_platform.is_rocm() and set(_targets(capability)) - {"gfx1250"})
 
 
 class FlashRocmBackend(AttentionBackend):
@@ -70,18 +76,30 @@ class FlashRocmBackend(AttentionBackend):
 
     @classmethod
     def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, *_more: Any, **_named: Any
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: Any,
+        block_size: int | None,  # noqa: ARG003
+        use_mla: bool,  # noqa: ARG003
+        has_sink: bool,  # noqa: ARG003
+        use_sparse: bool,  # noqa: ARG003
+        use_mm_prefix: bool,  # noqa: ARG003
+        device_capability: Any,
     ) -> str | None:
-        return unsupported_pair(head_size, dtype, kv_cache_dtype)
-
-
-def unsupported_pair(head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None) -> str | None:
-    """Why a cache of this type does not go with the model, or None."""
-    if kv_cache_dtype in FP8_CACHES and head_size % 16:
-        return f"kv_cache_dtype {kv_cache_dtype} needs a head_size that is a multiple of 16, got {head_size}"
-    if _DTYPES.get(kv_cache_dtype or "", dtype) is not dtype:
-        return f"kv_cache_dtype {kv_cache_dtype} differs from the model's {dtype}: use --kv-cache-dtype auto"
-    return None
+        """Why a cache of this type does not go with the model or with the GPU, or None."""
+        if kv_cache_dtype in FP8_CACHES:
+            if head_size % 16:
+                return f"kv_cache_dtype {kv_cache_dtype} needs a head_size that is a multiple of 16, got {head_size}"
+            targets = [] if device_capability is None else _targets(device_capability)
+            if targets and not any(TARGETS[name].fp8 for name in targets):
+                return (
+                    f"kv_cache_dtype {kv_cache_dtype} has no kernel for {', '.join(targets)}: use --kv-cache-dtype "
+                    f"{str(dtype).removeprefix('torch.')}, also for a checkpoint that asks for FP8 itself"
+                )
+        if _DTYPES.get(kv_cache_dtype or "", dtype) is not dtype:
+            return f"kv_cache_dtype {kv_cache_dtype} differs from the model's {dtype}: use --kv-cache-dtype auto"
+        return None
 
 
 class FlashRocmImpl(AttentionImpl[FlashRocmMetadata]):

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
-from vllm_flash_rocm.backend import FlashRocmBackend, serves_gpu, unsupported_pair
+from vllm_flash_rocm.backend import FlashRocmBackend, serves_gpu
 from vllm_flash_rocm.cache import FP8_CACHES
 
 NAME = "FLASH_ROCM_MLA"
@@ -64,11 +64,7 @@ class FlashRocmMLABackend(MLACommonBackend):
     def supports_compute_capability(cls, capability: Any) -> bool:
         return serves_gpu(capability)
 
-    @classmethod
-    def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, *_more: Any, **_named: Any
-    ) -> str | None:
-        return unsupported_pair(head_size, dtype, kv_cache_dtype)
+    supports_combination = FlashRocmBackend.supports_combination
 
 
 class FlashRocmMLAImpl(MLACommonImpl[MLACommonMetadata]):
