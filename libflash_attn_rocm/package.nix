@@ -3,7 +3,7 @@
 
 stdenv.mkDerivation {
   pname = "libflash_attn_rocm";
-  version = "0.1.0";
+  version = "0.2.0";
   src = lib.fileset.toSource {
     root = ../.;
     fileset = lib.fileset.unions [ ./. ../candle-flash-rocm ];

@@ -32,7 +32,7 @@ MEMORY = 1 << 20  # an address of GPU memory that nothing reads: the stub's kern
 # Kernels of the store for the stub, which computes nothing, and the head dims that each one is in the store for.
 KERNELS = {
     **{Variant(operation, "bf16", 32, "plain"): (32, 64, 128) for operation in ("fwd", "bwd-dq", "bwd-dkdv", "decode")},
-    Variant("combine", "bf16", 128, "wide"): (128,),
+    **{Variant("combine", "bf16", 128, kind): (128,) for kind in ("plain", "wide")},
 }
 
 
@@ -119,7 +119,7 @@ def test_the_library_exports_the_functions_of_the_header(path: Path) -> None:
         names = [next(entry[1]).name for entry in elf.get_section_by_name(".gnu.version_d").iter_versions()]
     assert set(symbols) == declared
     assert set(symbols.values()) == {2}, "a symbol without the version"
-    assert names[-1] == "FLASH_ATTN_ROCM_1"
+    assert names[-1] == "FLASH_ATTN_ROCM_2"
     allowed = r"(libc|libgcc_s|libm|libdl|libpthread|ld-linux-x86-64)\.so\.\d"
     assert all(re.fullmatch(allowed, name) for name in needed), needed
 
@@ -158,6 +158,16 @@ def test_decoding_takes_scratch_memory(library: Library, opened: Any) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"struct_size": 8}, r"struct_size: got 8, wanted sizeof\(flash_attn_rocm_forward_call\)"),
+    ({"options": {"struct_size": 12}}, r"struct_size: got 12, wanted sizeof\(flash_attn_rocm_options\)"),
+    ({"options": {"host_cost": -1.0}}, "host_cost: got -1, wanted microseconds, or 0 for 2"),
+    ({"shape": {"reserved": 1}}, "shape.reserved: got 1, wanted 0"),
+    ({"shape": {"head_dim_v": 64}}, "head_dim_v: got 64, and head_dim is 32: pad v"),
+    ({"q": {"reserved": 1}}, "q: got 1, wanted 0"),
+    ({"k": {"stored": 6}}, "k: got stored 6, wanted a number FLASH_ATTN_ROCM_STORED_"),
+    ({"k": {"stored": 5}}, "k: stored as q8_0, and the call computes in bf16: no kernel takes both"),
+    ({"lse": MEMORY + 4}, "lse: got address 0x100004, wanted a multiple of 16 bytes"),
+    ({"seqlens_k": MEMORY + 1}, "seqlens_k: got address 0x100001, wanted a multiple of 4 bytes"),
+    ({"block_table_columns": 2}, "block_table_columns: got 2, wanted 0 without a block_table"),
     ({"shape": {"dtype": 3}}, "dtype: got 3, wanted FLASH_ATTN_ROCM_FP16, _BF16 or _FP32"),
     ({"shape": {"causal": 2}}, "causal: got 2, wanted 0 or 1"),
     ({"shape": {"batch": -1}}, "batch: got -1, wanted 0 or more"),
@@ -170,7 +180,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"shape": {"total_q": 7}}, "total_q: got 7, wanted 0 without cu_seqlens"),
     ({"shape": {"total_k": 7}}, "total_k: got 7, wanted 0 without cu_seqlens"),
     ({"shape": {"softmax_scale": float("nan")}}, "softmax_scale: got NaN, wanted a finite number"),
-    ({"shape": {"softcap": -1.0}}, "softcap: got -1, wanted 0 for none"),
+    ({"options": {"softcap": -1.0}}, "softcap: got -1, wanted 0 for none"),
     ({"shape": {"window_left": -2}}, "window_left: got -2, wanted -1 for all keys"),
     ({"shape": {"window_right": 5}}, "window_right: got 5, wanted -1 or 0, because causal is 1"),
     ({"shape": {"cu_seqlens_q": MEMORY}}, "cu_seqlens_q and cu_seqlens_k: got one of them, wanted both or none"),
@@ -188,12 +198,166 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_field_is_named(library: Library, opened: Any, change: dict[str, Any], message: str) -> None:
     call = fields("forward")
     for name, value in change.items():
-        call[name] = {**call[name], **value} if isinstance(value, dict) else value
+        call[name] = {**call.get(name, {}), **value} if isinstance(value, dict) else value
     struct = library.call("forward", call)
     with pytest.raises(RuntimeError, match=message):
         library.launch(opened, "forward", struct)
     with pytest.raises(RuntimeError, match=message):
         library.scratch_bytes(opened, "forward", struct)
+
+
+def grown(library: Library, struct: Any, size: int, last: int = 0) -> Any:
+    """A struct as a program has it that was compiled with a header in which the struct has `size` bytes."""
+    bytes_ = library.ffi.new("char[]", size)
+    content = library.ffi.buffer(struct)[:]
+    library.ffi.buffer(bytes_)[:] = content[:size].ljust(size, b"\0")
+    if last:
+        library.ffi.buffer(bytes_)[size - 4 : size] = last.to_bytes(4, "little")
+    library.ffi.cast("size_t *", bytes_)[0] = size
+    return bytes_
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_a_struct_grows_at_its_end(library: Library, opened: Any, kind: str) -> None:
+    """Older headers have shorter structs, newer ones longer structs. What a struct lacks is no option."""
+    ffi, scratch = library.ffi, getattr(library.functions, f"flash_attn_rocm_{kind}_scratch")
+    struct = library.call(kind, fields(kind))
+    type_, whole = ffi.typeof(struct).item, ffi.sizeof(struct[0])
+    optional = {"forward": "lse", "backward": "options"}[kind]
+    needed = dict(type_.fields)[optional].offset
+    found = ffi.new("size_t *")
+    for size in range(0, whole + 40, 4):
+        call = grown(library, struct, max(size, 8))
+        ffi.cast("size_t *", call)[0] = size
+        status = scratch(opened, ffi.cast(type_.cname + " *", call), found)
+        assert status == (0 if size >= needed and size % 8 == 0 else 1), (size, library.error())
+        assert status == 0 or f"struct_size: got {size}, wanted sizeof(flash_attn_rocm_{kind}_call)" in library.error()
+    for size in range(whole + 8, whole + 40, 8):
+        call = grown(library, struct, size, last=1)
+        assert scratch(opened, ffi.cast(type_.cname + " *", call), found) == 1
+        assert f"field at byte {size - 8} of flash_attn_rocm_{kind}_call that is not zero" in library.error()
+        assert "install a newer one" in library.error()
+
+
+def test_options_grow_at_their_end(library: Library, opened: Any) -> None:
+    ffi = library.ffi
+    options = library.call("forward", {**fields("forward"), "options": {"softcap": 5.0}}).options
+    whole = ffi.sizeof(options[0])
+    for size, last, status in ((8, 0, 0), (16, 0, 3), (whole, 0, 3), (whole + 16, 0, 3), (whole + 16, 1, 1)):
+        call, kept = library.call("forward", fields("forward")), grown(library, options, size, last)
+        call.options = ffi.cast("flash_attn_rocm_options *", kept)
+        found = ffi.new("size_t *")
+        assert library.functions.flash_attn_rocm_forward_scratch(opened, call, found) == status, library.error()
+    assert f"field at byte {whole + 8} of flash_attn_rocm_options that is not zero" in library.error()
+
+
+NEWER = """
+#include "flash_attn_rocm.h"
+#include <stdio.h>
+#include <string.h>
+int main(int words, char **word) {
+    flash_attn_rocm *gpu;
+    if (words < 3 || flash_attn_rocm_open(word[1], 0, &gpu)) return 9;
+    flash_attn_rocm_forward_call call = {.struct_size = sizeof call, .shape = {.dtype = FLASH_ATTN_ROCM_BF16,
+        .batch = 1, .heads = 1, .heads_k = 1, .head_dim = 32, .seqlen_q = 64, .seqlen_k = 64, .softmax_scale = 1,
+        .window_left = -1, .window_right = -1}};
+    flash_attn_rocm_tensor tensor = {.data = (void *)4096, .batch_stride = 2048, .row_stride = 32, .head_stride = 32};
+    call.q = call.k = call.v = call.out = tensor;
+    call.FIELD = word[2][0] == '1' ? (void *)4096 : NULL;
+    size_t bytes;
+    int code = flash_attn_rocm_forward_scratch(gpu, &call, &bytes);
+    printf("%d %s", code, flash_attn_rocm_error());
+    return code;
+}
+"""
+
+
+def test_programs_of_other_headers(path: Path, stub: Path, stores: Path, tmp_path: Path) -> None:
+    """A program that was compiled before the last field, or after the next one was added, runs with this library."""
+    header = HEADER.read_text(encoding="utf-8")
+    last = "    const flash_attn_rocm_options *options; /* NULL: none */\n} flash_attn_rocm_forward_call;"
+    assert last in header
+    end = "} flash_attn_rocm_forward_call;"
+    for name, text, field in (
+        ("older", header.replace(last, end), "lse"),
+        ("newer", header.replace(end, "    void *later;\n" + end), "later"),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "flash_attn_rocm.h").write_text(text, encoding="utf-8")
+        (directory / "main.c").write_text(NEWER, encoding="utf-8")
+        program = directory / "main"
+        flags: list[str | Path] = ["-I", directory, f"-DFIELD={field}", "-o", program, directory / "main.c"]
+        done = run("cc", *flags, "-L", path.parent, "-lflash_attn_rocm", f"-Wl,-rpath,{path.parent}")
+        assert done.returncode == 0, done.stderr
+        environment = {**os.environ, "CANDLE_FLASH_ROCM_HIP": str(stub)}
+        unused = run(program, stores, "0", env=environment)
+        assert unused.stdout == "0 ", unused.stdout
+        used = run(program, stores, "1", env=environment)
+        assert used.returncode == (1 if field == "later" else 0), used.stdout
+        assert ("that is not zero, wanted zeros from byte" in used.stdout) == (field == "later")
+
+
+def decoding(seqlen_k: int, heads: int = 4) -> dict[str, Any]:
+    """A decoding step of a sequence over a cache."""
+    call = fields("forward")
+    call["shape"] |= {"batch": 1, "seqlen_q": 1, "seqlen_k": seqlen_k, "heads": heads, "heads_k": heads // 2}
+    return call
+
+
+@pytest.mark.parametrize(("heads", "most"), [(4, 3000), (32, 9000)])
+def test_scratch_memory_for_every_shorter_cache(library: Library, opened: Any, heads: int, most: int) -> None:
+    """The largest number of keys does not take the most memory, so a program asks for all lengths at once."""
+    sizes = [
+        library.scratch_bytes(opened, "forward", library.call("forward", decoding(keys, heads)))
+        for keys in range(1, most + 1)
+    ]
+    up_to = library.scratch_bytes_up_to(opened, library.call("forward", decoding(most, heads)))
+    assert up_to == max(sizes)
+    assert up_to > sizes[-1] or heads == 4, "no case in which the question matters"
+
+
+def test_the_hosts_cost_decides_about_splits(library: Library, opened: Any) -> None:
+    def scratch(cost: float) -> int:
+        call = library.call("forward", {**decoding(2048), "options": {"host_cost": cost}})
+        return library.scratch_bytes(opened, "forward", call)
+
+    assert scratch(0.0) == scratch(2.0) > scratch(1000.0)
+
+
+def test_a_plan_serves_other_addresses_and_no_other_call(library: Library, opened: Any) -> None:
+    for kind in ("forward", "backward"):
+        call = library.call(kind, fields(kind))
+        plan, size = library.plan(opened, kind, call), library.scratch_bytes(opened, kind, call)
+        assert library.functions.flash_attn_rocm_plan_scratch(plan) == size
+        moved = fields(kind)
+        for name, value in moved.items():
+            if name not in ("shape", "lse"):
+                moved[name] = {**value, "data": MEMORY + 4096}
+        library.launch_plan(plan, kind, library.call(kind, moved), MEMORY if size else 0, size)
+        for change, message in (
+            ({"shape": {"seqlen_k": 63}}, r"plan: got .*shape\.seqlen_k 63, wanted .*64, as planned"),
+            ({"shape": {"softmax_scale": 0.25}}, r"softmax_scale 0\.25, wanted .*0\.2, as planned"),
+            ({"k": {"row_stride": 128}}, r"plan: got .*k\.row 128, wanted .*k\.row 64, as planned"),
+            (
+                {"options": {"alibi_slopes": MEMORY}},
+                r"plan: got .*alibi_slopes \d+, wanted .* 0, as planned",
+            ),
+            ({"q": {"data": MEMORY + 8}}, "q: got address 0x100008, wanted a multiple of 16 bytes"),
+        ):
+            other = fields(kind)
+            for name, value in change.items():
+                other[name] = {**other.get(name, {}), **value}
+            with pytest.raises(RuntimeError, match=message):
+                library.launch_plan(plan, kind, library.call(kind, other), MEMORY, size)
+        if size:
+            with pytest.raises(RuntimeError, match=rf"scratch: got {size - 256} bytes, wanted {size} bytes"):
+                library.launch_plan(plan, kind, call, MEMORY, size - 256)
+    with pytest.raises(RuntimeError, match=r"plan: got .*Backward.*wanted .*Forward"):
+        library.launch_plan(library.plan(opened, "forward", library.call("forward", fields("forward"))), "backward",
+                            library.call("backward", fields("backward")))  # fmt: skip
+    library.functions.flash_attn_rocm_plan_free(library.ffi.NULL)
+    assert library.functions.flash_attn_rocm_plan_scratch(library.ffi.NULL) == 0
 
 
 def test_addresses_that_are_null(library: Library, opened: Any) -> None:
@@ -230,7 +394,7 @@ def test_what_open_refuses(library: Library, stores: Path, tmp_path: Path, monke
 
 def test_a_kernel_that_the_store_lacks(library: Library, opened: Any) -> None:
     call = fields("forward")
-    call["shape"]["softcap"] = 5.0
+    call["options"] = {"softcap": 5.0}
     with pytest.raises(RuntimeError, match=r"3: .*no kernel fwd-bf16-d32-softcap for gfx942\. Build a store"):
         library.launch(opened, "forward", library.call("forward", call))
 
@@ -283,7 +447,7 @@ def test_make_install(path: Path, tmp_path: Path) -> None:
     done = run("make", "--silent", "-C", path.parents[1], "install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
     assert done.returncode == 0, done.stderr
     files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if not file.is_dir()}
-    library = {"usr/lib/libflash_attn_rocm.so", "usr/lib/libflash_attn_rocm.so.0"}
+    library = {"usr/lib/libflash_attn_rocm.so", "usr/lib/libflash_attn_rocm.so.1"}
     assert files == library | {"usr/include/flash_attn_rocm.h", "usr/lib/pkgconfig/flash_attn_rocm.pc"}
     description = (tmp_path / "usr/lib/pkgconfig/flash_attn_rocm.pc").read_text(encoding="utf-8")
     assert "Libs: -L/usr/lib -lflash_attn_rocm" in description

@@ -322,6 +322,7 @@ proptest! {
             dtype, batch, heads, heads_k, head_dim: dim, seqlen_q, seqlen_k, total_q, total_k,
             softmax_scale: numbers.0, softcap: numbers.1, window_left: windows.0, window_right: windows.1,
             alibi_slopes: addresses[0], cu_seqlens_q: addresses[1], cu_seqlens_k: addresses[2],
+            options: launch::Options::default(),
         };
         let [q, k, v, out, dout, dq, dk, dv, _] = operands;
         let lse = 1 << 41;

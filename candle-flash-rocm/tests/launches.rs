@@ -16,8 +16,24 @@ use serde::Deserialize;
 /// As in record_launches.py.
 const APART: u64 = 1 << 32;
 const OTHERS: u64 = 100;
-const NAMES: [&str; 13] =
-    ["q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_k", "alibi", "table"];
+/// `_HOST` of flash_attn/backends/split_kv.py.
+const HOST_COST_OF_PYTHON: f64 = 20.0;
+const NAMES: [&str; 14] = [
+    "q",
+    "k",
+    "v",
+    "out",
+    "lse",
+    "dout",
+    "dq",
+    "dk",
+    "dv",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "alibi",
+    "table",
+    "lengths",
+];
 
 /// A kernel, its grid, and its arguments in hexadecimal.
 type Launched = (String, [u32; 3], String);
@@ -66,6 +82,7 @@ struct Case {
     lengths_k: Vec<usize>,
     page_size: usize,
     columns: usize,
+    used: bool,
     backward: bool,
     shares_starts: bool,
 }
@@ -126,6 +143,7 @@ impl Case {
         let seqlens = (longest(&self.lengths_q, self.seqlen_q), longest(&self.lengths_k, self.seqlen_k));
         let mut shape = Shape::dense(dtype, self.batch, seqlens, (self.heads, self.heads_k), self.head_dim, self.scale);
         shape.softcap = self.softcap;
+        shape.options.host_cost = HOST_COST_OF_PYTHON;
         shape.window_left = usize::try_from(self.window[0]).ok();
         shape.window_right = usize::try_from(self.window[1]).ok();
         if self.alibi {
@@ -161,15 +179,14 @@ impl Case {
     /// The forward, and the addresses that are free after it.
     fn forward(&self) -> (Forward, Fresh) {
         let shape = self.shape();
-        let mut memory = Fresh(APART * 1000);
+        let memory = Fresh(APART * 1000);
         let pages = (self.page_size > 0).then(|| Pages {
             table: address("table"),
             stride: self.columns,
             columns: self.columns,
             size: self.page_size,
         });
-        // Python computes the lengths of a paged cache into a tensor of its own.
-        let lengths = if pages.is_some() { memory.allocate(4 * self.batch).expect("an address") } else { 0 };
+        let lengths = if self.used { address("lengths") } else { 0 };
         let lse = if shape.lse_elements() == 0 { 0 } else { address("lse") };
         let (q, k, v, out) = (self.operand("q"), self.operand("k"), self.operand("v"), self.operand("out"));
         (Forward { shape, q, k, v, out, lse, pages, lengths }, memory)

@@ -37,7 +37,10 @@ TARGETS = {"gfx942": 304, "gfx1100": 96, "sm_90": 132}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 # Where a call's own tensors are said to be, 4 GiB apart; other addresses start at OTHERS.
-NAMES = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_k", "alibi", "table")
+NAMES = (
+    *("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"),
+    *("cu_seqlens_q", "cu_seqlens_k", "alibi", "table", "lengths"),
+)
 APART = 1 << 32
 OTHERS = 100
 
@@ -49,14 +52,14 @@ def cases() -> Iterator[Case]:
     base: Case = {
         "dtype": "bf16", "batch": 2, "seqlen_q": 300, "seqlen_k": 300, "heads": 4, "heads_k": 2, "head_dim": 64,
         "scale": 0.125, "softcap": 0.0, "window": [-1, -1], "alibi": False, "lengths_q": [], "lengths_k": [],
-        "page_size": 0, "columns": 0, "backward": True, "shares_starts": False,
+        "page_size": 0, "columns": 0, "used": False, "backward": True, "shares_starts": False,
     }  # fmt: skip
     for dtype, head_dim in product(DTYPES, (32, 64, 96, 128, 192, 256, 40)):
         yield base | {"dtype": dtype, "head_dim": head_dim, "window": [-1, 0]}
     for dtype, head_dim, score in product(DTYPES, (512, 264), ({}, {"alibi": True})):
         yield base | {"dtype": dtype, "head_dim": head_dim, "window": [-1, 0], "seqlen_q": 90, "seqlen_k": 90} | score
     for dtype, page_size in product(DTYPES, (0, 16)):
-        keys = {"lengths_q": [1, 1], "lengths_k": [9000, 70], "page_size": page_size, "columns": 563}
+        keys = {"lengths_q": [1, 1], "lengths_k": [9000, 70], "page_size": page_size, "columns": 563, "used": True}
         cached = keys if page_size else {"seqlen_q": 1, "seqlen_k": 9000}
         yield base | {"dtype": dtype, "head_dim": 512, "heads_k": 1, "backward": False} | cached
     scores = ({"alibi": True}, {"softcap": 30.0}, {"alibi": True, "softcap": 30.0}, {"scale": -0.5}, {})
@@ -115,7 +118,14 @@ def cases() -> Iterator[Case]:
     for page_size, dtype, lengths in product((16, 48, 256), DTYPES, (([5, 70], [300, 90]), ([1] * 3, [20000, 5, 700]))):
         columns = -(-max(lengths[1]) // page_size)
         packed = {"lengths_q": lengths[0], "lengths_k": lengths[1], "batch": len(lengths[0]), "backward": False}
-        yield base | packed | {"page_size": page_size, "columns": columns, "dtype": dtype, "window": [-1, 0]}
+        pages = {"page_size": page_size, "columns": columns, "used": True}
+        yield base | packed | pages | {"dtype": dtype, "window": [-1, 0]}
+    # A part of the keys: dense ones below and above the length from which keys are split, and packed ones.
+    used = base | {"used": True, "backward": False, "heads": 8, "head_dim": 128}
+    for seqlen_k, dtype in product((64, 300, 511, 9000, 40000), DTYPES):
+        yield used | {"seqlen_q": 1, "seqlen_k": seqlen_k, "dtype": dtype}
+    for lengths, window in product(([1, 1], [300, 7]), ([-1, -1], [-1, 0], [200, 0])):
+        yield used | {"lengths_q": lengths, "lengths_k": [20000, 9000], "window": window}
 
 
 class Kernel:
@@ -195,6 +205,8 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
         found[name] = torch.empty(shape_k, dtype=dtype)
     if case["alibi"]:
         found["alibi"] = torch.zeros(heads)
+    if case["used"]:
+        found["lengths"] = torch.zeros(len(case["lengths_q"]) or case["batch"], dtype=torch.int32)
     return found
 
 
@@ -206,7 +218,7 @@ def call_of(case: Case, tensors: dict[str, torch.Tensor]) -> AttentionCall:
         window_size=(-1, -1) if causal else (left, right), softcap=case["softcap"], alibi_slopes=tensors.get("alibi"),
         cu_seqlens_q=tensors.get("cu_seqlens_q"), cu_seqlens_k=tensors.get("cu_seqlens_k"),
         max_seqlen_q=max(case["lengths_q"], default=0), max_seqlen_k=max(case["lengths_k"], default=0),
-        block_table=tensors.get("table"),
+        block_table=tensors.get("table"), seqused_k=tensors.get("lengths"),
     )  # fmt: skip
 
 

@@ -65,7 +65,8 @@ static int compare(const char *name, const void *result, const double *expected,
 }
 
 static flash_attn_rocm_tensor dense(int heads, void *data) {
-    flash_attn_rocm_tensor tensor = {data, (int64_t)SEQLEN * heads * DIM, (int64_t)heads * DIM, DIM};
+    flash_attn_rocm_tensor tensor = {.data = data, .batch_stride = (int64_t)SEQLEN * heads * DIM,
+                                     .row_stride = (int64_t)heads * DIM, .head_stride = DIM};
     return tensor;
 }
 

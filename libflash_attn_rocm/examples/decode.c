@@ -18,7 +18,8 @@ static size_t scratch_bytes;
 
 /* One sequence of CACHE dense rows. A call may use only the first rows. */
 static flash_attn_rocm_tensor rows(int heads, void *data) {
-    flash_attn_rocm_tensor tensor = {data, (int64_t)CACHE * heads * DIM, (int64_t)heads * DIM, DIM};
+    flash_attn_rocm_tensor tensor = {.data = data, .batch_stride = (int64_t)CACHE * heads * DIM,
+                                     .row_stride = (int64_t)heads * DIM, .head_stride = DIM};
     return tensor;
 }
 

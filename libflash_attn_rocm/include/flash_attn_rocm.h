@@ -20,8 +20,14 @@
 extern "C" {
 #endif
 
-/* The interface's number. It grows with each release that adds fields at the end of a struct. */
-#define FLASH_ATTN_ROCM_INTERFACE 1
+/* The interface's number. It grows with each release that adds a function, or a field at the end of a struct. */
+#define FLASH_ATTN_ROCM_INTERFACE 2
+
+/* Structs that begin with struct_size grow at their end, and zero always means what a field's absence means. A program
+ * sets struct_size to the sizeof of its own header, and fills what it does not use with zeros. So a program that was
+ * compiled with an older header runs with a newer library. A program that was compiled with a newer header runs with an
+ * older library too, as long as the fields that the library does not know are zero; otherwise the call is refused. The
+ * other structs never change. */
 
 enum {
     FLASH_ATTN_ROCM_OK = 0,
@@ -37,6 +43,17 @@ enum {
 
 enum { FLASH_ATTN_ROCM_FP16 = 0, FLASH_ATTN_ROCM_BF16 = 1, FLASH_ATTN_ROCM_FP32 = 2 };
 
+/* Elements of a tensor where they differ from the type in which a call computes. Q8_0 is llama.cpp's: 32 numbers of 8 bits
+ * behind a scale in fp16. No kernel takes a tensor that is stored otherwise than the call's type yet: such a call is
+ * refused by name. */
+enum {
+    FLASH_ATTN_ROCM_STORED_FP16 = 1,
+    FLASH_ATTN_ROCM_STORED_BF16 = 2,
+    FLASH_ATTN_ROCM_STORED_FP32 = 3,
+    FLASH_ATTN_ROCM_STORED_FP8 = 4, /* the FP8 format of the GPU's matrix units */
+    FLASH_ATTN_ROCM_STORED_Q8_0 = 5
+};
+
 /* A tensor in GPU memory, of shape (batch, rows, heads, head_dim), or (rows, heads, head_dim) with batch_stride 0. Strides
  * are in elements; the head dim is dense. Address and strides are multiples of 16 bytes. */
 typedef struct {
@@ -44,28 +61,39 @@ typedef struct {
     int64_t batch_stride; /* from one sequence to the next; of keys and values in pages: from one page to the next */
     int64_t row_stride;
     int64_t head_stride;
+    int32_t stored;   /* FLASH_ATTN_ROCM_STORED_..., how its elements lie in memory; 0: as shape.dtype says */
+    int32_t reserved; /* 0 */
 } flash_attn_rocm_tensor;
 
-/* Sizes and options that a forward and its backward have in common. Zero is no option, except for the windows. */
+/* Sizes, scale and mask of a forward and its backward. */
 typedef struct {
     int32_t dtype;   /* FLASH_ATTN_ROCM_FP16, _BF16 or _FP32: elements of q, k, v, out and their gradients */
     int32_t causal;  /* 1: each query sees the keys up to its own position, where the last query sees the last key */
     int64_t batch;   /* sequences */
     int64_t heads;   /* of q, a multiple of heads_k */
     int64_t heads_k; /* of k and v */
-    int64_t head_dim; /* a multiple of 8 up to 512 */
+    int64_t head_dim; /* of q and k: a multiple of 8 up to 512 */
+    int64_t head_dim_v; /* of v and out; 0: head_dim */
     int64_t seqlen_q; /* queries of the longest sequence */
     int64_t seqlen_k; /* keys of the longest sequence */
     int64_t total_q;  /* rows of q in all, with cu_seqlens_q; else 0 */
     int64_t total_k;  /* rows of k in all, with cu_seqlens_k; else 0 */
     float softmax_scale; /* factor of the scores, commonly 1 / sqrt(head_dim) */
-    float softcap;       /* scores become softcap * tanh(score / softcap); 0: none */
+    int32_t reserved;    /* 0 */
     int64_t window_left;  /* keys that a query sees before its position; -1: all */
     int64_t window_right; /* keys that a query sees after its position; -1: all */
-    const float *alibi_slopes;     /* GPU memory, fp32 (heads); NULL: none */
     const int32_t *cu_seqlens_q;   /* GPU memory, int32 (batch + 1): where each sequence of packed rows starts; or NULL */
     const int32_t *cu_seqlens_k;   /* as cu_seqlens_q, for keys; the same address if each sequence has as many keys */
 } flash_attn_rocm_shape;
+
+/* What a call may have besides. Zero is no option. A forward and its backward take the same options. */
+typedef struct {
+    size_t struct_size;  /* sizeof(flash_attn_rocm_options) */
+    float softcap;       /* scores become softcap * tanh(score / softcap); 0: none */
+    float host_cost;     /* microseconds that this program needs for a second launch in a call: the keys of a forward are
+                            split where the GPU saves more; 0: 2 */
+    const float *alibi_slopes; /* GPU memory, fp32 (heads); NULL: none */
+} flash_attn_rocm_options;
 
 typedef struct {
     size_t struct_size; /* sizeof(flash_attn_rocm_forward_call) */
@@ -77,8 +105,10 @@ typedef struct {
     int64_t block_table_stride; /* elements from one row to the next */
     int64_t block_table_columns;
     int64_t page_size;          /* rows of a page */
-    const int32_t *seqlens_k;   /* GPU memory, int32 (batch): keys of each packed sequence; lets decoding split the keys;
-                                   NULL: unknown */
+    const int32_t *seqlens_k;   /* GPU memory, int32 (batch): how many keys of each sequence are used, at most
+                                   shape.seqlen_k. A cache has room for seqlen_k keys and holds fewer. With packed rows,
+                                   these lengths let decoding split the keys; NULL: every key */
+    const flash_attn_rocm_options *options; /* NULL: none */
 } flash_attn_rocm_forward_call;
 
 typedef struct {
@@ -87,12 +117,13 @@ typedef struct {
     flash_attn_rocm_tensor dout, q, k, v, out;
     const float *lse;                  /* of the forward */
     flash_attn_rocm_tensor dq, dk, dv; /* results; dk and dv are dense */
+    const flash_attn_rocm_options *options; /* of the forward; NULL: none */
 } flash_attn_rocm_backward_call;
 
 /* The kernels of a store on a GPU. */
 typedef struct flash_attn_rocm flash_attn_rocm;
 
-/* The version of the library, such as "0.1.0". */
+/* The version of the library, such as "0.2.0". */
 const char *flash_attn_rocm_version(void);
 
 /* The message of this thread's last error, until this thread's next call; "" if there was none. */
@@ -116,6 +147,11 @@ int flash_attn_rocm_forward_scratch(const flash_attn_rocm *opened, const flash_a
 int flash_attn_rocm_backward_scratch(const flash_attn_rocm *opened, const flash_attn_rocm_backward_call *call,
                                      size_t *bytes);
 
+/* Bytes that suffice for a forward and for each forward that differs from it by fewer keys, shape.seqlen_k. A decoding
+ * step over a cache that grows needs more memory for some lengths than for the longest: allocate these bytes once. */
+int flash_attn_rocm_forward_scratch_up_to(const flash_attn_rocm *opened, const flash_attn_rocm_forward_call *call,
+                                          size_t *bytes);
+
 /* Launches a call on a stream (hipStream_t; NULL is the default stream) and returns. scratch: GPU memory of so many bytes,
  * its address a multiple of 256; NULL where 0 bytes are needed. All memory stays valid until the stream has come to the
  * call's end. */
@@ -123,6 +159,30 @@ int flash_attn_rocm_forward(const flash_attn_rocm *opened, const flash_attn_rocm
                             size_t bytes, void *stream);
 int flash_attn_rocm_backward(const flash_attn_rocm *opened, const flash_attn_rocm_backward_call *call, void *scratch,
                              size_t bytes, void *stream);
+
+/* The launches of a call, planned once for any addresses. */
+typedef struct flash_attn_rocm_plan flash_attn_rocm_plan;
+
+/* Plans a call; of its addresses, only which of them are NULL counts. Where lengths change from call to call, plan for the
+ * longest, and pass each length in seqlens_k. */
+int flash_attn_rocm_forward_plan(const flash_attn_rocm *opened, const flash_attn_rocm_forward_call *call,
+                                 flash_attn_rocm_plan **plan);
+int flash_attn_rocm_backward_plan(const flash_attn_rocm *opened, const flash_attn_rocm_backward_call *call,
+                                  flash_attn_rocm_plan **plan);
+
+/* Bytes of scratch memory that each launch of the plan needs. */
+size_t flash_attn_rocm_plan_scratch(const flash_attn_rocm_plan *plan);
+
+/* Launches a plan with a call's addresses, as flash_attn_rocm_forward and _backward do. The call is the planned one with
+ * other addresses: other sizes, strides or options, another NULL, or an address that is not aligned is an error. */
+int flash_attn_rocm_plan_forward(const flash_attn_rocm_plan *plan, const flash_attn_rocm_forward_call *call, void *scratch,
+                                 size_t bytes, void *stream);
+int flash_attn_rocm_plan_backward(const flash_attn_rocm_plan *plan, const flash_attn_rocm_backward_call *call,
+                                  void *scratch, size_t bytes, void *stream);
+
+/* Ends a plan. A plan keeps its kernels loaded, also after flash_attn_rocm_close; what that function asks for holds here
+ * too. NULL is allowed. */
+void flash_attn_rocm_plan_free(flash_attn_rocm_plan *plan);
 
 #ifdef __cplusplus
 }

@@ -7,13 +7,15 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod call;
+mod growing;
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
 
 use candle_flash_rocm::driver::{Kernels, Platform};
-use candle_flash_rocm::raw::{Call, Scratch};
+use candle_flash_rocm::raw::{Call, Plan, Scratch};
 use candle_flash_rocm::store::Stores;
 use candle_flash_rocm::{Error, Result};
 
@@ -24,7 +26,7 @@ const INTERNAL: c_int = 8;
 
 /// `flash_attn_rocm` of the header.
 pub struct Opened {
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     target: CString,
 }
 
@@ -84,15 +86,35 @@ unsafe fn written<'a, T>(name: &'static str, address: *mut T) -> Result<&'a mut 
     unsafe { address.as_mut() }.ok_or_else(|| Error::argument(name, "NULL", "an address to write to"))
 }
 
-fn launch(opened: &Opened, call: &Call, scratch: *mut c_void, bytes: usize, stream: *mut c_void) -> Result<()> {
+/// The caller's scratch memory.
+fn scratch_of(scratch: *mut c_void, bytes: usize) -> Result<Scratch> {
     if scratch.is_null() && bytes != 0 {
         return Err(Error::argument("scratch", format!("NULL and {bytes} bytes"), "an address, or NULL and 0 bytes"));
     }
-    let scratch = Scratch::new(scratch as u64, bytes)?;
+    Scratch::new(scratch as u64, bytes)
+}
+
+fn launch(opened: &Opened, call: &Call, scratch: *mut c_void, bytes: usize, stream: *mut c_void) -> Result<()> {
+    let scratch = scratch_of(scratch, bytes)?;
     // SAFETY: the header asks for a stream of this GPU that lives until the call has been launched.
     let stream = unsafe { opened.kernels.gpu().foreign_stream(stream as usize) };
     // SAFETY: the header asks for memory that is as large as sizes and strides say and lives long enough.
     unsafe { call.launch(&opened.kernels, &stream, scratch) }
+}
+
+fn launch_plan(plan: &Plan, call: &Call, scratch: *mut c_void, bytes: usize, stream: *mut c_void) -> Result<()> {
+    let scratch = scratch_of(scratch, bytes)?;
+    // SAFETY: as in `launch`.
+    let stream = unsafe { plan.kernels().gpu().foreign_stream(stream as usize) };
+    // SAFETY: as in `launch`.
+    unsafe { plan.launch(&stream, call, scratch) }
+}
+
+/// Writes a new plan of a call to an address.
+fn make_plan(opened: &Opened, call: &Call, plan: &mut *mut Plan) -> Result<()> {
+    *plan = std::ptr::null_mut();
+    *plan = Box::into_raw(Box::new(Plan::new(opened.kernels.clone(), call)?));
+    Ok(())
 }
 
 /// See the header.
@@ -128,7 +150,7 @@ pub unsafe extern "C" fn flash_attn_rocm_open(stores: *const c_char, device: c_i
             let path = path.to_str().map_err(|_| Error::argument("stores", format!("{path:?}"), "a path in UTF-8"))?;
             Stores::open(path)?
         };
-        let kernels = Kernels::open(Platform::Hip, ordinal, &stores)?;
+        let kernels = Arc::new(Kernels::open(Platform::Hip, ordinal, &stores)?);
         let target = CString::new(kernels.gpu().target()).unwrap_or_default();
         *opened = Box::into_raw(Box::new(Opened { kernels, target }));
         Ok(())
@@ -210,4 +232,87 @@ pub unsafe extern "C" fn flash_attn_rocm_backward(
 ) -> c_int {
     // SAFETY: the header's promises about the two addresses.
     answer(|| unsafe { launch(pointed("opened", opened)?, &BackwardCall::read(call)?, scratch, bytes, stream) })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_forward_scratch_up_to(
+    opened: *const Opened,
+    call: *const ForwardCall,
+    bytes: *mut usize,
+) -> c_int {
+    answer(|| {
+        // SAFETY: the header's promises about the three addresses.
+        let (opened, call) = unsafe { (pointed("opened", opened)?, ForwardCall::read(call)?) };
+        // SAFETY: as above.
+        *unsafe { written("bytes", bytes) }? = call.scratch_bytes_up_to(&opened.kernels)?;
+        Ok(())
+    })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_forward_plan(
+    opened: *const Opened,
+    call: *const ForwardCall,
+    plan: *mut *mut Plan,
+) -> c_int {
+    // SAFETY: the header's promises about the three addresses.
+    answer(|| unsafe { make_plan(pointed("opened", opened)?, &ForwardCall::read(call)?, written("plan", plan)?) })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_backward_plan(
+    opened: *const Opened,
+    call: *const BackwardCall,
+    plan: *mut *mut Plan,
+) -> c_int {
+    // SAFETY: the header's promises about the three addresses.
+    answer(|| unsafe { make_plan(pointed("opened", opened)?, &BackwardCall::read(call)?, written("plan", plan)?) })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_plan_scratch(plan: *const Plan) -> usize {
+    // SAFETY: the address is null or of a plan.
+    unsafe { plan.as_ref() }.map_or(0, Plan::scratch_bytes)
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_plan_forward(
+    plan: *const Plan,
+    call: *const ForwardCall,
+    scratch: *mut c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the header's promises about the two addresses.
+    answer(|| unsafe { launch_plan(pointed("plan", plan)?, &ForwardCall::read(call)?, scratch, bytes, stream) })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_plan_backward(
+    plan: *const Plan,
+    call: *const BackwardCall,
+    scratch: *mut c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the header's promises about the two addresses.
+    answer(|| unsafe { launch_plan(pointed("plan", plan)?, &BackwardCall::read(call)?, scratch, bytes, stream) })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_plan_free(plan: *mut Plan) {
+    answer(|| {
+        if !plan.is_null() {
+            // SAFETY: the address is of `flash_attn_rocm_forward_plan` or `_backward_plan`, and nobody uses it any more.
+            drop(unsafe { Box::from_raw(plan) });
+        }
+        Ok(())
+    });
 }

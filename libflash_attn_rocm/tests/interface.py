@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import cffi
 
@@ -25,6 +26,7 @@ class Library:
         self.ffi = cffi.FFI()
         self.ffi.cdef(declarations())
         self.functions: Any = self.ffi.dlopen(str(path))
+        self._options: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # a call -> its options
 
     def error(self) -> str:
         return self._string(self.functions.flash_attn_rocm_error())
@@ -48,16 +50,22 @@ class Library:
             raise RuntimeError(f"{status}: {self.error()}")
 
     def call(self, kind: str, fields: dict[str, Any]) -> Any:
-        """A `flash_attn_rocm_{kind}_call`. Addresses are numbers in `fields`."""
-        call = self.ffi.new(f"flash_attn_rocm_{kind}_call *")
-        self._fill(call, fields)
-        call.struct_size = fields.get("struct_size", self.ffi.sizeof(call[0]))
-        return call
+        """A `flash_attn_rocm_{kind}_call`. Addresses are numbers in `fields`, options a dict."""
+        return self._growing(f"flash_attn_rocm_{kind}_call", fields)
+
+    def _growing(self, name: str, fields: dict[str, Any]) -> Any:
+        struct = self.ffi.new(f"{name} *")
+        self._fill(struct, fields)
+        struct.struct_size = fields.get("struct_size", self.ffi.sizeof(struct[0]))
+        return struct
 
     def _fill(self, struct: Any, fields: dict[str, Any]) -> None:
         types = dict(self.ffi.typeof(struct[0] if self.ffi.typeof(struct).kind == "pointer" else struct).fields)
         for name, value in fields.items():
-            if isinstance(value, dict):
+            if name == "options" and isinstance(value, dict):
+                self._options[struct] = self._growing("flash_attn_rocm_options", value)
+                struct.options = self._options[struct]
+            elif isinstance(value, dict):
                 self._fill(getattr(struct, name), value)
             elif types[name].type.kind == "pointer":
                 setattr(struct, name, self.ffi.cast(types[name].type, value))
@@ -68,6 +76,23 @@ class Library:
         bytes_ = self.ffi.new("size_t *")
         self.check(getattr(self.functions, f"flash_attn_rocm_{kind}_scratch")(opened, call, bytes_))
         return int(bytes_[0])
+
+    def scratch_bytes_up_to(self, opened: Any, call: Any) -> int:
+        """Of a forward and of those with fewer keys."""
+        bytes_ = self.ffi.new("size_t *")
+        self.check(self.functions.flash_attn_rocm_forward_scratch_up_to(opened, call, bytes_))
+        return int(bytes_[0])
+
+    def plan(self, opened: Any, kind: str, call: Any) -> Any:
+        """A plan, freed when it is collected."""
+        plan = self.ffi.new("flash_attn_rocm_plan **")
+        self.check(getattr(self.functions, f"flash_attn_rocm_{kind}_plan")(opened, call, plan))
+        return self.ffi.gc(plan[0], self.functions.flash_attn_rocm_plan_free)
+
+    def launch_plan(self, plan: Any, kind: str, call: Any, scratch: int = 0, size: int = 0) -> None:
+        """`launch` by a plan."""
+        memory = self.ffi.cast("void *", scratch)
+        self.check(getattr(self.functions, f"flash_attn_rocm_plan_{kind}")(plan, call, memory, size, self.ffi.NULL))
 
     def launch(self, opened: Any, kind: str, call: Any, scratch: int = 0, size: int = 0) -> None:
         """Launches on the default stream. Raises RuntimeError with the library's number and message."""

@@ -1,9 +1,9 @@
 //! A forward and a backward as values.
 
-use super::{Operand, Pages, Shape};
+use super::{flags, Operand, Pages, Shape};
 
 /// A forward with tensors on the device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forward {
     /// Sizes and options.
     pub shape: Shape,
@@ -19,12 +19,20 @@ pub struct Forward {
     pub lse: u64,
     /// Pages of the keys and values, if they lie in pages.
     pub pages: Option<Pages>,
-    /// Device address of int32 `(batch)`: keys of each sequence. Without it a packed call is never split over its keys.
+    /// Device address of int32 `(batch)`: how many keys of each sequence are used; 0 for all. Without it a packed call is
+    /// never split over its keys.
     pub lengths: u64,
 }
 
+impl Forward {
+    /// Which of the optional pointers of a kernel of whole sequences are real.
+    pub(super) fn flags(&self) -> i32 {
+        self.shape.flags() | if self.lengths == 0 { 0 } else { flags::SEQUSED_K }
+    }
+}
+
 /// A backward with tensors on the device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backward {
     /// Sizes and options, as of the forward.
     pub shape: Shape,

@@ -113,7 +113,7 @@ pub fn plan_forward_ck(call: &Forward, choice: &Choice, planner: &dyn Planner) -
     fields.shape(shape, !shape.is_packed() && shape.seqlen_q == 1);
     fields.tensors(&[call.q, call.k, call.v, call.out]);
     // lse, seqused_k, and the random numbers of dropout
-    fields.words(&[call.lse, 0, 0, 0, 0, 0]);
+    fields.words(&[call.lse, call.lengths, 0, 0, 0, 0]);
     Ok(planner.plan(Call::Forward, &fields.0)?.ok().map(|launches| {
         steps.extend(launches.into_iter().map(Step::Launch));
         steps

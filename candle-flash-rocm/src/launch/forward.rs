@@ -56,7 +56,7 @@ pub fn plan_forward(
     let mut arguments = Arguments::default();
     arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.lse]);
     // cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table
-    arguments.pointers(&[shape.cu_seqlens_q, shape.cu_seqlens_k, 0, 0, shape.alibi_slopes, 0, table]);
+    arguments.pointers(&[shape.cu_seqlens_q, shape.cu_seqlens_k, call.lengths, 0, shape.alibi_slopes, 0, table]);
     if variant::takes_sinks(&kernel) {
         arguments.pointers(&[0]);
     }
@@ -68,7 +68,7 @@ pub fn plan_forward(
     arguments.sizes(&[shape.heads, shape.group(), shape.seqlen_q, shape.seqlen_k, shape.head_dim / vec])?;
     arguments.ints(&[left, right]);
     arguments.sizes(&[blocks, shape.heads * shape.batch, chunk(planes, shape.is_even(), &tile)])?;
-    arguments.ints(&[packed | shape.flags()]);
+    arguments.ints(&[packed | call.flags()]);
     steps.push(Step::Launch(Launch { kernel, grid: line(blocks * planes)?, arguments: arguments.0 }));
     Ok(steps)
 }

@@ -11,6 +11,7 @@ mod choice;
 mod composable;
 mod flags;
 mod forward;
+mod options;
 mod plan;
 mod shape;
 mod sources;
@@ -19,6 +20,7 @@ mod tensor;
 mod variant;
 
 pub use call::{Backward, Forward};
+pub use options::Options;
 pub use plan::Memory;
 pub use shape::Shape;
 pub use tensor::{Operand, Pages};

@@ -1,6 +1,6 @@
 //! Sizes and options that a forward and its backward have in common.
 
-use super::{flags, variant, Dtype};
+use super::{flags, variant, Dtype, Options};
 use crate::error::{argument, Result};
 
 /// The window size that means "no limit": larger than any sequence.
@@ -10,7 +10,7 @@ const OPEN_WINDOW: i32 = 1 << 29;
 const MAX_ELEMENTS: usize = 1 << 44;
 
 /// What forward and backward have in common. Addresses of 0 are options that are not used.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Element type of q, k, v, out and their gradients.
     pub dtype: Dtype,
@@ -45,6 +45,8 @@ pub struct Shape {
     /// As `cu_seqlens_q`, for keys. If both addresses are equal, each sequence has as many keys as
     /// queries.
     pub cu_seqlens_k: u64,
+    /// Everything else.
+    pub options: Options,
 }
 
 impl Shape {
@@ -75,6 +77,7 @@ impl Shape {
             alibi_slopes: 0,
             cu_seqlens_q: 0,
             cu_seqlens_k: 0,
+            options: Options::default(),
         }
     }
 

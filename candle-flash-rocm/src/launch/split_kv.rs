@@ -28,8 +28,6 @@ const START_FORWARD: f64 = 4.0;
 const START_DECODE: f64 = 8.0;
 const START_EXTEND: f64 = 10.0;
 const JOIN: f64 = 0.0005;
-/// The least gain, in microseconds, for which a forward of one launch is split.
-const HOST: f64 = 20.0;
 
 /// Programs that share a multiprocessor with their loads in flight, and the most parts of the keys.
 const RESIDENT: usize = 2;
@@ -58,7 +56,7 @@ impl<'a> Cache<'a> {
     /// The call over a cache where that is faster than the forward kernel, whose tiles have `block_m` rows.
     pub fn of(call: &'a Forward, block_m: usize, device: Device) -> Option<Self> {
         let shape = &call.shape;
-        if shape.is_packed() && (call.lengths == 0 || call.pages.is_none()) {
+        if shape.is_packed() && call.lengths == 0 {
             return None;
         }
         if call.pages.is_some_and(|pages| pages.columns * pages.size >= MAX_PAGE_UNITS) {
@@ -103,7 +101,7 @@ pub(super) fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bo
     let tiles = product(&[shape.seqlen_q.div_ceil(block_m), shape.heads, shape.batch]);
     let busy = (tile * tiles).max(read * shape.heads_k as f64 * shape.batch as f64) / units;
     let whole = START_FORWARD + blocks as f64 * alone.max(busy);
-    1.05 * parts + HOST < whole
+    1.05 * parts + shape.options.host_cost < whole
 }
 
 /// The number of splits for `blocks` blocks of keys, where `programs` programs of `rows` rows share the GPU.
@@ -157,8 +155,14 @@ pub(super) fn plan(
     let shape = &call.shape;
     let rows = shape.seqlen_q * shape.group();
     let (kernel, block_m, block_n) = kernel_of(call, rows, kernels)?;
-    let (page_size, table, table_stride) = call.pages.map_or((ENDLESS, 0, 0), |p| (p.size, p.table, p.stride));
-    let capacity = call.pages.map_or(shape.seqlen_k, |pages| pages.columns * pages.size);
+    let (page_size, table, table_stride, capacity) = match call.pages {
+        Some(pages) => (pages.size, pages.table, pages.stride, pages.columns * pages.size),
+        // Each packed sequence is a line that starts at its own row.
+        None if shape.is_packed() => (ENDLESS, shape.cu_seqlens_k, 1, shape.total_k),
+        None => (ENDLESS, 0, 0, shape.seqlen_k),
+    };
+    let line_of =
+        |operand: Operand| if shape.is_packed() && call.pages.is_none() { operand.as_lines() } else { operand };
     let unit = if page_size.is_multiple_of(PAGE_UNIT) { PAGE_UNIT } else { 1 };
     // Keys of the longest sequence, as far as the host knows.
     let length = shape.seqlen_k.min(capacity);
@@ -207,7 +211,7 @@ pub(super) fn plan(
         arguments.pointers(&[0]);
     }
     arguments.floats(&[shape.softmax_scale, shape.softcap, (unit as f64 / page_size as f64) as f32]);
-    for operand in [call.q, call.k, call.v, call.out] {
+    for operand in [call.q, line_of(call.k), line_of(call.v), call.out] {
         operand.push(&mut arguments, vec)?;
     }
     arguments.sizes(&[lse_b, lse_h, 0, table_stride, page_size, if unit == PAGE_UNIT { 4 } else { 0 }])?;

@@ -35,6 +35,11 @@ impl Operand {
         Self { address, batch: 0, row: heads * head_dim, head: head_dim }
     }
 
+    /// Packed rows as lines of a cache: each row may start one.
+    pub(super) fn as_lines(self) -> Self {
+        Self { batch: self.row, ..self }
+    }
+
     pub(super) fn check(&self, name: &'static str, dtype: Dtype) -> Result<()> {
         if !self.address.is_multiple_of(16) {
             return argument(name, format!("address {:#x}", self.address), "a multiple of 16 bytes");

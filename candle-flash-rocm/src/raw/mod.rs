@@ -43,6 +43,7 @@
 mod cuda;
 #[cfg(feature = "candle")]
 pub(crate) mod host;
+mod planned;
 #[cfg(any(feature = "cuda", rocm_device))]
 pub(crate) mod resident;
 #[cfg(rocm_device)]
@@ -53,6 +54,7 @@ mod workspace;
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
 use crate::launch::{Backward, Forward, Step};
+pub use planned::Plan;
 pub use scratch::{Call, Scratch};
 pub use workspace::Workspace;
 

@@ -1,12 +1,17 @@
 //! Calls whose scratch memory the caller owns: ask how large it has to be, then launch with it.
 
+use super::planned::check_addresses;
 use super::run;
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Backward, Forward, Memory, Step};
+use crate::launch::{Backward, Forward, Memory, Shape, Step};
 
 /// Bytes that the addresses of scratch memory are multiples of.
 const ALIGNMENT: u64 = 256;
+
+/// Plans change only between multiples of this number of keys: each tile of keys is such a multiple, and the fewest keys
+/// for which split-KV is considered are one.
+const KEYS: usize = 16;
 
 /// Scratch memory that the caller owns. A plan takes pieces of it in order.
 #[derive(Clone, Copy, Debug)]
@@ -29,9 +34,26 @@ impl Scratch {
         Ok(Self { address, bytes: bytes as u64, used: 0 })
     }
 
-    /// Memory that nobody writes to, as large as an address space: a plan in it tells what it would take.
-    const fn imagined() -> Self {
-        Self { address: ALIGNMENT, bytes: u64::MAX - 2 * ALIGNMENT, used: 0 }
+    /// Memory that nobody writes to, so large that no call takes all of it: a plan in it tells what it would take.
+    pub(super) const fn imagined(address: u64) -> Self {
+        Self { address, bytes: 1 << 62, used: 0 }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes that plans have taken.
+    pub(super) fn used(&self) -> usize {
+        self.used as usize
+    }
+
+    /// Checks that there are so many bytes.
+    pub(super) fn holds(&self, bytes: usize) -> Result<()> {
+        if self.bytes < bytes as u64 {
+            return Err(Error::argument("scratch", format!("{} bytes", self.bytes), format!("{bytes} bytes")));
+        }
+        Ok(())
     }
 }
 
@@ -49,7 +71,7 @@ impl Memory for Scratch {
 }
 
 /// A forward or a backward on memory of the caller's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Call {
     /// A forward. Where its `lse` is 0, the logarithms lie in the scratch memory and are lost.
     Forward(Forward),
@@ -58,7 +80,8 @@ pub enum Call {
 }
 
 impl Call {
-    fn plan(&self, kernels: &Kernels, scratch: &mut Scratch) -> Result<Vec<Step>> {
+    pub(super) fn plan(&self, kernels: &Kernels, scratch: &mut Scratch) -> Result<Vec<Step>> {
+        check_addresses(self)?;
         match self {
             Self::Forward(call) if call.lse == 0 => {
                 call.shape.check()?;
@@ -77,9 +100,26 @@ impl Call {
     ///
     /// As [`raw::forward`](super::forward).
     pub fn scratch_bytes(&self, kernels: &Kernels) -> Result<usize> {
-        let mut scratch = Scratch::imagined();
+        let mut scratch = Scratch::imagined(ALIGNMENT);
         self.plan(kernels, &mut scratch)?;
-        Ok(scratch.used as usize)
+        Ok(scratch.used())
+    }
+
+    /// Bytes of scratch memory that suffice for the call and for every call that differs from it by a smaller number of
+    /// keys, `shape.seqlen_k`, as in decoding over a cache that grows. The largest number of keys need not take the most.
+    ///
+    /// # Errors
+    ///
+    /// As [`scratch_bytes`](Self::scratch_bytes).
+    pub fn scratch_bytes_up_to(&self, kernels: &Kernels) -> Result<usize> {
+        let mut most = self.scratch_bytes(kernels)?;
+        if let Self::Forward(call) = self {
+            for seqlen_k in (0..call.shape.seqlen_k).step_by(KEYS) {
+                let shape = Shape { seqlen_k, ..call.shape };
+                most = most.max(Self::Forward(Forward { shape, ..*call }).scratch_bytes(kernels)?);
+            }
+        }
+        Ok(most)
     }
 
     /// Launches the call on a stream.
