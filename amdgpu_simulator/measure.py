@@ -116,17 +116,18 @@ def steady(
 
 
 def resident(target: str, entry: Mapping[str, Any], units: int | None = None) -> int:
-    """Number of work groups that fit on a compute unit (or a work group processor), by registers and shared memory.
+    """Number of work groups that fit on a compute unit (or a work group processor), by shared memory and by
+    the registers that the kernel descriptor reserves.
 
     units: as in `timeline.play`.
     """
     row, rates = targets.get(target), cost.rates(target)
     rates = rates if units is None else replace(rates, units=units)
     waves = entry["threads"] / row.wavefront / rates.simds / rates.units
-    registers = max(entry["resources"]["vgprs"], 1)
-    if rates.rdna:  # registers come in 64 blocks, and a SIMD has at most 16 waves
-        block = row.registers // 64
-        registers = max(-(-registers // block) * block, row.registers // 16)
+    block = row.registers // 64  # a SIMD allocates its registers in 64 blocks
+    registers = -(-max(entry["resources"]["reserved_vgprs"], 1) // block) * block
+    if rates.rdna:  # a SIMD has at most 16 waves
+        registers = max(registers, row.registers // 16)
     groups = int(row.registers // registers // waves)
     return min(groups, row.shared_memory * rates.units // max(bytes_shared(entry), 1))
 

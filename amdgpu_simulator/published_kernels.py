@@ -51,7 +51,7 @@ def run(row: dict[str, Any], directory: Path, length: int) -> Run:
     entry = {
         "threads": threads,
         "shared": shared,
-        "resources": {"vgprs": int(_resource(text, "vgpr_count")), "lds": static},
+        "resources": {"reserved_vgprs": kernel.descriptor["next_free_vgpr"], "lds": static},
     }
     resident = measure.resident(row["target"], entry, units)
     return Run(group=record.groups[0], resident=resident, units=units)

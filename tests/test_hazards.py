@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rocm_wheels.compile import sources
-from rocm_wheels.compile.check import forms, instructions, pending, scalars, scan, stage
+from rocm_wheels.compile.check import forms, instructions, pending, reserve, scalars, scan, stage
 from rocm_wheels.compile.check.rules import RULES, VECTORS, for_target
 from rocm_wheels.errors import CompileFailed
 
@@ -17,7 +17,7 @@ kernel:                                 ; @kernel
 \ts_endpgm
 .Lfunc_end0:
 \t.amdhsa_kernel kernel
-\t\t.amdhsa_next_free_vgpr 256
+\t\t.amdhsa_next_free_vgpr {registers}
 \t\t.amdhsa_next_free_sgpr 60
 \t\t.amdhsa_accum_offset 128
 \t.end_amdhsa_kernel
@@ -27,8 +27,9 @@ kernel:                                 ; @kernel
 def text(code: str, target: str) -> str:
     lines = (line.strip() for line in code.split("\n"))
     code = "\n".join(line if line.endswith(":") else f"\t{line}" for line in lines)
-    found = KERNEL.format(target=target, code=code)
-    return found.replace("\t\t.amdhsa_accum_offset 128\n", "") if target.startswith("gfx1") else found
+    form = KERNEL.replace("\t\t.amdhsa_accum_offset 128\n", "") if target.startswith("gfx1") else KERNEL
+    (most,) = instructions.kernels(form.format(target=target, code=code, registers=256))
+    return form.format(target=target, code=code, registers=min(reserve.named(most, target), 256))
 
 
 def kernel(code: str, target: str) -> instructions.Kernel:
@@ -440,7 +441,7 @@ def test_an_instruction_without_figures_is_refused() -> None:
 
 def test_a_branch_to_nowhere_is_refused() -> None:
     with pytest.raises(CompileFailed, match=r"it: s_branch \.L9: the label is not in the kernel"):
-        stage.checked(text("s_branch .L9", "gfx942"), "gfx942", "it")
+        stage.checked(text(".L9:\ns_branch .L9", "gfx942").replace(".L9:", ""), "gfx942", "it")
 
 
 def test_code_for_nvidia_is_not_read() -> None:

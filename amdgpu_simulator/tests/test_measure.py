@@ -93,7 +93,7 @@ def test_a_kernel_of_a_store() -> None:
     ],
 )
 def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, target: str, groups: int) -> None:
-    entry = {"threads": threads, "shared": shared, "resources": {"vgprs": registers}}
+    entry = {"threads": threads, "shared": shared, "resources": {"reserved_vgprs": registers}}
     assert measure.resident(target, entry) == groups
 
 
@@ -155,7 +155,7 @@ def test_a_table_of_every_kernel_provider(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_decoding_on_a_whole_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    entry = {"constants": {"BLOCK_N": 32}, "threads": 128, "resources": {"vgprs": 200}, "shared": 0}
+    entry = {"constants": {"BLOCK_N": 32}, "threads": 128, "resources": {"reserved_vgprs": 200}, "shared": 0}
     monkeypatch.setattr(decoding, "_workload", lambda _target, _dtype: SimpleNamespace(entry=entry, rows=16))
     cycles_of_key = {"bf16": 64, "fp8e4nv": 40}
     monkeypatch.setattr(

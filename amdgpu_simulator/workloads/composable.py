@@ -56,6 +56,7 @@ def workload(target: str, name: str, *, rounding: int | None = None) -> Workload
         "shared": 0,
         "resources": {
             "vgprs": kernel.descriptor["next_free_vgpr"],
+            "reserved_vgprs": kernel.descriptor["next_free_vgpr"],
             "vgpr_spills": int(spills[1]) if spills else 0,
             "lds": kernel.descriptor["group_segment_fixed_size"],
         },

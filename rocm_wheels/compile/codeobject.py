@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
+from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import CompileFailed
@@ -26,8 +26,9 @@ _KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
 class CodeObject:
     """The resources of one kernel in a code object: numbers of registers, bytes of memory.
 
-    `argument_bytes` covers the explicit arguments, `threads` is the largest block. NVIDIA's cubins have neither, nor
-    sgprs, agprs and spills: these fields are 0, and `private` includes spilled registers.
+    The code uses `vgprs`. The kernel descriptor reserves registers for each wave in `granules`, 0 for NVIDIA.
+    `argument_bytes` covers the explicit arguments, `threads` is the largest block. NVIDIA's cubins have
+    neither, nor sgprs, agprs and spills: these fields are 0, and `private` includes spilled registers.
     """
 
     target: str
@@ -42,11 +43,20 @@ class CodeObject:
     lds: int
     argument_bytes: int = 0
     threads: int = 0
+    granules: int = 0
 
     def resources(self) -> dict[str, int]:
         """The values that belong in a manifest."""
         names = ("vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills", "private", "lds")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "reserved_vgprs": self.reserved_vgprs}
+
+    @property
+    def reserved_vgprs(self) -> int:
+        """Vector registers that each wave takes from its SIMD. Raises ValueError for a target without a row."""
+        if not self.granules:
+            return self.vgprs
+        granule: int = sources.module("kernels.targets").get(self.target).descriptor_granule
+        return self.granules * granule
 
 
 def read(image: bytes) -> CodeObject:
@@ -84,7 +94,7 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
                 named = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
                 target = named or _target(elf.header["e_flags"] & 0xFF)
                 for kernel in described["amdhsa.kernels"]:
-                    yield _amd_kernel(target, kernel)
+                    yield _amd_kernel(target, kernel, _granules(elf, kernel[".symbol"]))
 
 
 def _target(elf_machine: int) -> str:
@@ -92,7 +102,25 @@ def _target(elf_machine: int) -> str:
     return sources.module("kernels.targets").by_elf_machine(elf_machine) or f"the unknown machine {elf_machine:#x}"
 
 
-def _amd_kernel(target: str, kernel: dict[str, Any]) -> CodeObject:
+# The kernel descriptor: its bytes, and the place of COMPUTE_PGM_RSRC1, whose lowest six bits count vector registers.
+_DESCRIPTOR, _RSRC1 = 64, 48
+
+
+def _granules(elf: ELFFile, symbol: str) -> int:
+    """The granules of vector registers that the descriptor of a kernel reserves for a wave. Raises CompileFailed
+    without one.
+    """
+    tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
+    place = next((place for table in tables for place in table.get_symbol_by_name(symbol) or ()), None)
+    if place is None:
+        raise CompileFailed(f"the code object has no kernel descriptor {symbol}")
+    section = elf.get_section(place["st_shndx"])
+    start = place["st_value"] - section["sh_addr"]
+    (rsrc1,) = struct.unpack_from("<I", section.data()[start : start + _DESCRIPTOR], _RSRC1)
+    return int(rsrc1 & 0x3F) + 1
+
+
+def _amd_kernel(target: str, kernel: dict[str, Any], granules: int) -> CodeObject:
     explicit = [argument for argument in kernel[".args"] if not argument[".value_kind"].startswith("hidden_")]
     return CodeObject(
         target=target,
@@ -107,6 +135,7 @@ def _amd_kernel(target: str, kernel: dict[str, Any]) -> CodeObject:
         lds=kernel[".group_segment_fixed_size"],
         argument_bytes=max((argument[".offset"] + argument[".size"] for argument in explicit), default=0),
         threads=kernel[".max_flat_workgroup_size"],
+        granules=granules,
     )
 
 

@@ -43,6 +43,8 @@ class Target:
     unit's results. See `dropout.keep_mask`.
     shared_memory: bytes that one program can have.
     registers: vector registers of a SIMD for each lane, which its waves share. 0 for NVIDIA GPUs.
+    descriptor_granule: vector registers for each step of GRANULATED_WORKITEM_VGPR_COUNT in a kernel descriptor. LLVM,
+    "User Guide for AMDGPU Backend". 0 for NVIDIA GPUs.
     flushes_subnormals: whether the matrix unit takes subnormal fp16 and bf16 inputs as zero. fp16 loses what lies below
     6.1e-5, bf16 only what lies below 1.2e-38.
     vopd_hazard: whether the GPU has the erratum of dual instructions that `vopd` rewrites.
@@ -70,6 +72,7 @@ class Target:
     dropout_bits: int
     shared_memory: int
     registers: int
+    descriptor_granule: int = 8
     scalar_registers: int | None = None
     flushes_subnormals: bool = False
     vopd_hazard: bool = False
@@ -124,6 +127,7 @@ _RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", flops_per_cycle=1024, dr
 _NVIDIA = Target(
     name="", family="nvidia", wavefront=32, matrix_unit="mma", fp8=None, half_up=False, flops_per_cycle=4096,
     dropout_bits=0b111000, shared_memory=227 * KIB, registers=0,
+    descriptor_granule=0,
 )  # fmt: skip
 
 
@@ -156,8 +160,11 @@ _GFX120: tuple[Hazard, ...] = ("wmma", "sgpr_rewrite")
 
 # For targets that versions.toml does not have, Triton compiles kernels when they are first called.
 TARGETS: dict[str, Target] = {
-    **_rows(_CDNA, "gfx900", "gfx906", hazards=("gfx9",), matrix_unit=None, flops_per_cycle=128, registers=256),
-    **_rows(_CDNA, "gfx908", hazards=("gfx9", "mfma_gfx908"), registers=256),
+    **_rows(
+        _CDNA, "gfx900", "gfx906", hazards=("gfx9",), matrix_unit=None, flops_per_cycle=128, registers=256,
+        descriptor_granule=4,
+    ),
+    **_rows(_CDNA, "gfx908", hazards=("gfx9", "mfma_gfx908"), registers=256, descriptor_granule=4),
     # MI200 alone flushes: ROCm, "MI200 MFMA behavior specifics"; PyTorch, "Numerical accuracy". gfx908 does not.
     **_rows(_CDNA, "gfx90a", hazards=_GFX90A, flushes_subnormals=True),
     **_rows(
@@ -190,7 +197,10 @@ TARGETS: dict[str, Target] = {
     **_rows(_RDNA2, "gfx10-3-generic", hazards=_GFX103, made_for="gfx1030"),
     **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
     **_rows(_RDNA4, "gfx12-generic", hazards=_GFX120, made_for="gfx1201"),
-    **_rows(_RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3", "xcnt"), shared_memory=320 * KIB, registers=1024),
+    **_rows(
+        _RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3", "xcnt"), shared_memory=320 * KIB, registers=1024,
+        descriptor_granule=16,
+    ),
     **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv", matrix_unit="wgmma"),
 }  # fmt: skip
 _CUDA = re.compile(r"sm_[1-9]\d{1,2}")

@@ -13,7 +13,8 @@ from functools import lru_cache
 from rocm_wheels.compile.assembly_text import code_of, kernel_texts
 
 VGPRS = (1 << 1024) - 1  # v0 to v255, then a0 to a255; on gfx1250, which has no AGPRs, v0 to v1023
-AGPRS = (1 << 512) - (1 << 256)
+FIRST_AGPR = 256  # the bit of a0
+AGPRS = (1 << 512) - (1 << FIRST_AGPR)
 SCALARS = 1024  # the bit of s0
 SGPRS = (1 << 108) - 1 << SCALARS  # s0 to s105, VCC
 VCC = 0b11 << SCALARS + 106
@@ -26,7 +27,7 @@ _NAMED = {
     "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
 }  # fmt: skip
 _REGISTER = re.compile(r"\b(?:([vas])(\d+)\b|([vas])\[(\d+):(\d+)\]|(vcc|exec)(_lo|_hi)?\b|(m0)\b)")
-_FIRST = {"v": 0, "a": 256, "s": SCALARS}
+_FIRST = {"v": 0, "a": FIRST_AGPR, "s": SCALARS}
 # gfx1250 has v256 to v1023. LLVM writes the lower eight bits, and the register in a comment: `v1 /*v257*/`.
 _HIGH = re.compile(r"v(?:\d+|\[\d+:\d+\])\s*/\*(?P<register>[^*]+)\*/")
 

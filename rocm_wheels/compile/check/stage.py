@@ -21,6 +21,7 @@ from rocm_wheels.compile.check import (
     instructions,
     matrix,
     pending,
+    reserve,
     resources,
     rules,
     scalars,
@@ -55,6 +56,7 @@ def modules() -> tuple[ModuleType, ...]:
         instructions,
         matrix,
         pending,
+        reserve,
         resources,
         rules,
         scalars,
@@ -78,7 +80,7 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
         if row.vopd_hazard:
             pairs = len(vopd.conflicts(text))
             text = pairing.repair(text) if pairs else text
-        before = list(kernels(text))
+        text, before, rewritten = reserve.exact(text, list(kernels(text)), target)
         found = {kernel.symbol: _findings(kernel, target) for kernel in before}
         if any(found.values()):
             text = cured(text, [(kernel, found[kernel.symbol]) for kernel in before])
@@ -92,6 +94,7 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
     if left:
         raise CompileFailed(f"{where} breaks a rule of the hardware: {left[0]}")
     names = Counter(finding.rule for findings in found.values() for finding in findings)
+    names += Counter({reserve.RULE: rewritten})
     return text, Report(pairs=pairs, found=dict(names), added=text.count("\n") - assembly.count("\n"))
 
 
