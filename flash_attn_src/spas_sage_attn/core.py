@@ -113,7 +113,7 @@ def block_sparse_sage2_attn_cuda(
     """Attention over the blocks of a mask. Inputs and outputs as in spas_sage2_attn_meansim_topk_cuda.
 
     mask_id (1 or batch, 1 or heads, ceil(seqlen_q / 128), ceil(seqlen_k / 64)), bool or numbers: a block is visible
-    where it is not 0. Pass it as bool, which is not copied, so that the lists of its blocks are kept for the next call.
+    where it is not 0. Pass it as bool, which is not copied.
     smooth_k: attention does not depend on the mean key, so that it changes nothing. return_sparsity: the share of zeros
     in mask_id.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ from flash_attn.kernels import launches, targets, tuning
 from flash_attn.kernels.operation import SPARSE_BLOCK
 from flash_attn.kernels.variants import Variant
 from flash_attn.sparse import BlockMask, flash_attn_block_sparse_func, patterns
+
+from amdgpu_simulator import gpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF, FULL = torch.float16, torch.float32
@@ -124,8 +125,8 @@ def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool)
     rows, cols = -(-sq // tile[0]), -(-sk // tile[1])
     for head in range(2):
         for index in range(cols if by_keys else rows):
-            full, every = counts[head, index].tolist()
-            listed = order[head, index, :every].tolist()
+            full, every = counts[0, head, index].tolist()
+            listed = order[0, head, index, :every].tolist()
             assert len(set(listed)) == every
             for other in range(rows if by_keys else cols):
                 m, n = (other, index) if by_keys else (index, other)
@@ -138,20 +139,51 @@ def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool)
     assert numbers[-2:] == block
 
 
-def test_lists_follow_their_mask() -> None:
-    mask = _mask(1, 1, (256, 256), (128, 128), 2.0)
-    call = attention_call(*(_draw(1, 256, 1, 64) for _ in range(3)), softmax_scale=1.0)
-    call.options.block_mask = mask
-    before = lists.lists_of(call, 64, 64)
-    assert lists.lists_of(call, 64, 64) is before
-    mask.seen[0, 0, 0, 1] = False
-    after = lists.lists_of(call, 64, 64)
-    assert after.tensors[1][0, 0].tolist() == [2, 2]
-    assert before.tensors[1][0, 0].tolist() == [4, 4]
-    kept = len(lists._kept)
-    del mask, call
-    gc.collect()
-    assert len(lists._kept) == kept - 1
+def _write(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Changes the content of x and no version of it, as a kernel or a collective does."""
+    x.data.copy_(y)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("backend", "mode"), [("aot_eager", torch.inference_mode), ("inductor", torch.no_grad)])
+def test_a_mask_counts_as_it_is_at_the_call(backend: str, mode: Any) -> None:
+    """Inductor computes the second mask in the memory of the first one."""
+    q = _draw(1, 256, 2, 32, dtype=FULL)
+    noise = [torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(seed)).to(DEVICE) for seed in (1, 2)]
+
+    def attend(seen: torch.Tensor) -> torch.Tensor:
+        return flash_attn_block_sparse_func(q, q, q, BlockMask(seen, (64, 64)))
+
+    def layers(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = attend(a * 2 > 0.7)
+        return first, attend(b + first.mean() * 0 > 0.5)
+
+    with backends.using(triton_backend), mode():  # type: ignore[arg-type]
+        outs = torch.compile(layers, backend=backend, fullgraph=True)(*noise)
+        buffer = noise[0] * 2 > 0.7
+        for out, seen in zip(outs, (buffer.clone(), noise[1] > 0.5), strict=True):
+            _write(buffer, seen)
+            visible = BlockMask(seen, (64, 64)).tokens(256, 256)
+            torch.testing.assert_close(out, _dense(q, q, q, visible))
+            torch.testing.assert_close(attend(buffer), out)
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_lists_on_an_amd_gpu(target: str) -> None:
+    sq, sk, block = 300, 900, (64, 128)
+    q, k = torch.zeros(1, sq, 2, 64), torch.zeros(1, sk, 2, 64)
+    call = attention_call(q, k, k, softmax_scale=1.0, window_size=(90, 400))
+    call.options.block_mask = BlockMask(_mask(1, 2, (sq, sk), block, 0.4).seen.cpu(), block)
+    for by_keys in (False, True):
+        wanted = lists.lists_of(call, 128, 64, by_keys=by_keys).tensors
+        with gpu.pretend(target) as launched:
+            tensors = lists.lists_of(call, 128, 64, by_keys=by_keys).tensors
+        assert launched == ["sparse-lists-fp16-d64"]
+        assert torch.equal(tensors[1], wanted[1])
+        for got, same, (_, every) in zip(
+            *(x[0].flatten(0, 1).tolist() for x in (tensors[0], wanted[0], wanted[1])), strict=True
+        ):
+            assert got[:every] == same[:every]
 
 
 def test_a_tile_of_the_inner_loop_lies_in_a_block() -> None:
@@ -312,27 +344,6 @@ def test_empty_sequences(backend: str, sq: int, sk: int) -> None:  # noqa: ARG00
     assert torch.equal(lse, torch.full((1, 2, sq), torch.inf, device=DEVICE))
     for x, gradient in zip((q, k), torch.autograd.grad(out.sum(), (q, k)), strict=True):
         assert torch.equal(gradient, torch.zeros_like(x))
-
-
-def test_a_mask_of_inference_mode_may_change(backend: str) -> None:  # noqa: ARG001
-    q = _draw(1, 128, 1, 64)
-    with torch.inference_mode():
-        mask = BlockMask(torch.ones(1, 1, 2, 2, dtype=torch.bool, device=DEVICE), (64, 64))
-        whole = flash_attn_block_sparse_func(q, q, q, mask)
-        mask.seen[..., 1] = False
-        half = flash_attn_block_sparse_func(q, q, q, mask)
-    assert not torch.equal(whole, half)
-
-
-def test_lists_of_old_versions_are_dropped() -> None:
-    mask = _mask(1, 1, (128, 128), (64, 64), 2.0)
-    call = attention_call(*(_draw(1, 128, 1, 64) for _ in range(3)), softmax_scale=1.0)
-    call.options.block_mask = mask
-    for _ in range(3):
-        mask.seen.logical_not_()
-        lists.lists_of(call, 64, 64)
-        lists.lists_of(call, 64, 64, by_keys=True)
-    assert len(lists._kept[mask.seen][1]) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

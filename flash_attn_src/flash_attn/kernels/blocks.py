@@ -1,7 +1,7 @@
 """Block-sparse attention in the kernels of whole sequences: which tiles a program visits, and what it hides in them.
 
-The host lists the tiles of each block of queries (for dk and dv: of each block of keys), first the tiles that need no
-mask, then the others (`backends.triton.sparse`). A loop over keys becomes a loop over the places of a list, so that
+`tile_lists` lists the tiles of each block of queries (for dk and dv: of each block of keys), first the tiles that need
+no mask, then the others. A loop over keys becomes a loop over the places of a list, so that
 both loops of a kernel keep their form.
 """
 

@@ -40,7 +40,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 RUNTIME_ARGUMENTS = (
     "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "head_dim_v", "window_left",
     "window_right", "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
-    "lists_b", "lists_h", "list_length", "block_q", "block_k",
+    "lists", "lists_b", "lists_h", "list_length", "block_m", "block_n", "block_q", "block_k", "by_keys",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv", "s") for axis in "bmnh"),
 )  # fmt: skip

@@ -173,6 +173,21 @@ def _for_blocks(row: Operation) -> Operation:
     )  # fmt: skip
 
 
+# A mask has no element type, so the kernel's name has any.
+_SPARSE_LISTS = Operation(
+    name="sparse-lists",
+    module="tile_lists",
+    function="list_tiles",
+    types={"*i32": "tiles tile_counts", "*u8": "block_mask"},
+    aligned=(),
+    constants=("BLOCK_N",),
+    dtypes=("fp16",),
+    sizes=(64,),
+    in_pieces=True,
+    kinds=("plain",),
+    has_separate_outputs=True,
+    tuning="fixed",
+)
 # Decoding waits for memory. It does not load masked columns, so few sizes are enough.
 _DECODE = Operation(
     name="decode",
@@ -405,6 +420,7 @@ OPERATIONS: dict[str, Operation] = {
         _BACKWARD_DQ,
         *map(_with_value_dims, (_FORWARD, _FORWARD_PAGED, _FORWARD_PAGED_WHOLE, _BACKWARD_DKDV, _BACKWARD_DQ)),
         *map(_for_blocks, (_FORWARD, _BACKWARD_DKDV, _BACKWARD_DQ)),
+        _SPARSE_LISTS,
         _BACKWARD_BIAS,
         _BACKWARD_NORMS,
         _DECODE,

@@ -36,8 +36,7 @@ def flash_attn_block_sparse_func(
     and the last key. A query that sees no key gets 0. Returns out like q; with return_lse also the logsumexp of the
     scaled scores, fp32 (batch, heads, seqlen_q), +inf for a query without a key.
 
-    Time and memory follow the number of visible blocks. Lists of these blocks are made at the first call with a mask,
-    and kept as long as its tensor `seen` lives and does not change.
+    Time and memory follow the number of visible blocks. Nothing of a mask is kept: each call reads what it holds then.
 
     Under torch.autocast q, k and v are cast to its type, unless all are fp16 or all bf16. TypeError or ValueError,
     which name the argument, for shapes, types and devices that do not fit. NotImplementedError in forward mode.

@@ -10,6 +10,7 @@ CONFIGS: dict[tuple[str, str], C] = {
     ("probabilities", "any"): C(32, 32, 4, block_k=16),  # called when somebody debugs
     ("bwd-dbias", "bias"): C(32, 32, 4, block_k=16),
     ("bwd-norms", "plain"): C(128, 0, 4),
+    ("sparse-lists", "plain"): C(0, 64, 1),
     ("append", "plain"): C(16, 0, 4),
     ("combine", "plain"): C(1, 8, 1),
     ("combine", "wide"): C(1, 32, 4),
