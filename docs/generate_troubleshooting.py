@@ -11,34 +11,43 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 sys.path[:0] = [str(ROOT / "flash_attn_src"), str(ROOT)]
 
 from flash_attn.diagnosis import troubles  # noqa: E402
-from flash_attn.diagnosis.commands import commands  # noqa: E402
+from flash_attn.diagnosis.advice import OVERRIDE  # noqa: E402
+from flash_attn.diagnosis.commands import commands, shell_of  # noqa: E402
 from flash_attn.diagnosis.survey import Facts  # noqa: E402
 from flash_attn.runtime.build_info import BuildInfo  # noqa: E402
-
-from rocm_wheels.matrix import versions  # noqa: E402
 
 # The machine that the page's commands are for.
 EXAMPLE = Facts(
     python="3.11",
-    build=BuildInfo(
-        label="rocm62torch2.6",
-        torch="2.6",
-        rocm="6.2",
-        targets=("gfx90a", "gfx942"),
-        torch_indexes=versions.load().torch_indexes(),
-    ),
-    tritons={"triton": "3.2.0", "pytorch-triton-rocm": "3.2.0"},
-    torch_triton="pytorch-triton-rocm==3.2.0",
-    probe={"torch": {"version": "2.6.0+rocm6.2.4", "hip": "6.2.41134"}, "devices": [{"target": "gfx1100"}]},
+    location="the directory of flash_attn",
+    build=BuildInfo(version="2.8.3", label="rocm"),
+    tritons={"triton": "", "triton-rocm": ""},
 )
-# The machine that the page's commands for Windows are for: a portable Python, and a wheel for every torch.
-ON_WINDOWS = Facts(
+# The machine that the page's commands for Windows are for: a portable Python.
+ON_WINDOWS = replace(
+    EXAMPLE,
     windows=True,
     executable=r"C:\ComfyUI\python_embeded\python.exe",
-    build=replace(EXAMPLE.build, label="rocm", torch="", rocm="", targets=("gfx1100",)),
-    tritons={"triton": "3.7.1", "triton-windows": "3.7.1"},
-    probe={"torch": {"version": "2.12.0+rocm7.14.0", "hip": "7.14.60850"}, "devices": [{"target": "gfx1101"}]},
+    tritons={"triton": "", "triton-windows": ""},
 )
+
+
+def for_the_page(facts: Facts) -> dict[str, str]:
+    """The commands of the page. TORCH, GPU and VALUE stand for what depends on the machine, which the doctor prints."""
+    shell = shell_of(facts)
+    pip = f"{shell.pip} install"
+    return commands(facts) | {
+        "torch": f"{pip} TORCH",
+        "triton": shell.then([f"{shell.pip} uninstall -y {' '.join(facts.tritons)}", f"{pip} TRITON"]),
+        "device_package": f'{pip} "torch[device-GPU]" --index-url INDEX',
+        "family_package": f'{pip} "amd-torch-device-FAMILY" --index-url INDEX',
+        "amd_torch": f"{pip} TORCH",
+        "override": shell.assign(OVERRIDE, "VALUE"),
+        "kernels": "Build a wheel that has them: "
+        f"`PYTORCH_ROCM_ARCH=GPU ./build_rocm.sh 2.8.3{' --platform windows' if facts.windows else ''}`.",
+    }
+
+
 HEAD = """\
 # Troubleshooting
 
@@ -54,10 +63,11 @@ command for each thing that is wrong, and exits with 1 if there is one. It runs 
 | `python -m flash_attn.selftest` | checks every kind of call on your GPU against fp32, in some minutes |
 | `python wheel_tests/prove_fa3_mi300x.py` | in a clone: forward and backward of the Triton kernels on an MI300X |
 
-The commands below are for torch 2.6, ROCm 6.2 and a Radeon RX 7900 XTX (gfx1100). The commands for Windows are for a
-Radeon RX 7800 XT (gfx1101) and ComfyUI's portable Python. The doctor prints the commands for your machine. No AMD GPU
-was there when this was written: the doctor is tested with made-up machines. What is known of GPUs and of the newest
-stacks is in [hardware.md](hardware.md).
+The doctor prints each command below for your machine. Here `TORCH` stands for the arguments that install torch for
+your GPU, system and Python ([README](../README.md#install) has the common line), `GPU` for your GPU's target, and
+`VALUE`, `INDEX`, `FAMILY` and `TRITON` for what else depends on the machine. The paths are those of ComfyUI's portable
+Python. No AMD GPU was there when this was written: the doctor is tested with made-up machines. What is known of GPUs
+and of the newest stacks is in [hardware.md](hardware.md).
 
 <!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/diagnosis/troubles.py -->
 
@@ -65,7 +75,7 @@ stacks is in [hardware.md](hardware.md).
 
 
 def main() -> int:
-    page = HEAD + troubles.page(commands(EXAMPLE), commands(ON_WINDOWS))
+    page = HEAD + troubles.page(for_the_page(EXAMPLE), for_the_page(ON_WINDOWS))
     if PAGE.read_text(encoding="utf-8") == page:
         return 0
     if "--check" in sys.argv[1:]:

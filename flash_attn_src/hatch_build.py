@@ -298,7 +298,8 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         compilers.add(f"{compiler['name']} {compiler['version']}")
     if len(compilers) > 1:
         raise SystemExit(f"error: the stores come from several compilers: {', '.join(sorted(compilers))}")
-    indexes = _versions().torch_indexes(own=request.torch or "")
+    with _plain_errors():
+        from rocm_wheels.matrix import advice_facts
     info = {
         "version": request.version,
         "label": request.label,
@@ -309,7 +310,7 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         "targets": [store.stem for store in stores],
         "compiler": next(iter(compilers), None),
         "repository": os.environ.get("FLASH_ATTN_REPOSITORY", ""),
-        "torch_indexes": indexes,
+        "advice": advice_facts.facts(_versions()),
         "commit": os.environ.get("FLASH_ATTN_COMMIT") or None,
         "planner": hashlib.sha256(request.planner.read_bytes()).hexdigest() if request.planner else "",
     }

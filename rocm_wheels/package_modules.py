@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import types
 from typing import Any
@@ -21,3 +22,14 @@ def module(name: str) -> Any:
         package.__path__ = [str(FLASH_ATTN_SRC / "flash_attn")]
         sys.modules["flash_attn"] = package
     return importlib.import_module(f"flash_attn.{name}")
+
+
+def single_file(name: str) -> Any:
+    """A module of flash_attn that imports nothing of the package, such as "diagnosis.advice", outside the package."""
+    path = FLASH_ATTN_SRC / "flash_attn" / f"{name.replace('.', '/')}.py"
+    spec = importlib.util.spec_from_file_location(f"single_file_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded

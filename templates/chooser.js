@@ -1,162 +1,98 @@
 "use strict";
 
 const AXES = ["python", "torch", "rocm", "gpu", "backend", "flash_attn", "platform"];
-const DEFAULT_BACKEND = "ck";
-const OLDEST_TORCH = "2.5"; // that the universal wheel runs with
 const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backend: "backend", flash_attn: "flash-attn", platform: "system"};
+const FIRST_PROGRAM = '{python} -c "import torch, flash_attn; q = torch.randn(3, 1, 512, 8, 64, device=\'cuda\', dtype=torch.bfloat16); print(flash_attn.flash_attn_func(*q, causal=True).shape)"';
+const UNSERVED = 2; // the rank of a GPU that no wheel serves: advice.py
 
-const numbers = (version) => version.replace(".post", ".").split(".").map(Number); // 2.8.3.post2 too
-
-// Distance between two versions, in minor versions. A major version counts as 100 minor versions.
-function steps(ours, theirs) {
-  const [a, b] = numbers(ours), [c, d] = numbers(theirs);
-  return Math.abs(100 * (a - c) + b - d);
-}
+const numbers = (version) => (version.match(/\d+/g) ?? []).map(Number);
 
 function compare(a, b) {
   for (let i = 0; i < Math.max(a.length, b.length); i++) {
-    if (a[i] !== b[i]) return (a[i] ?? 0) - (b[i] ?? 0);
+    if (a[i] !== b[i]) return (a[i] ?? -1) - (b[i] ?? -1);
   }
   return 0;
 }
 
-// The versions in what a terminal printed: the page's own command, torch.utils.collect_env, or pip list.
+// The versions in what a terminal printed: the page's own command, torch.utils.collect_env, or pip list. hip is true
+// or false where a torch is named.
 function parseEnvironment(text) {
   const first = (pattern) => (text.match(pattern) ?? [])[1] ?? "";
-  const torch = text.match(/(?:^|[\s'"])(?:torch|pytorch version)['"]?\s*[=:\s]+\s*['"]?(\d+\.\d+)[\w.]*(?:\+([a-z]+)(\d+(?:\.\d+)?)[\w.]*)?/im) ?? [];
+  const torch = text.match(/(?:^|[\s'"])(?:torch|pytorch version)['"]?\s*[=:\s]+\s*['"]?(\d+\.\d+)[\w.]*(?:\+([\w.]+))?/im) ?? [];
   const hip = first(/(?:\bhip|rocm used to build pytorch)\s*[=:]+\s*(\d+\.\d+)/i);
+  const rocm = hip || ((torch[2] ?? "").match(/^rocm(\d+\.\d+)/) ?? [])[1] || "";
+  const system = first(/^(?:.*\bsystem=|OS: |Python platform: )(\S.*)/m);
   return {
     python: first(/\bpython(?: version)?\s*[=:]+\s*(\d+\.\d+)/i),
     torch: torch[1] ?? "",
-    rocm: hip || (torch[2] === "rocm" ? torch[3] : ""),
+    rocm,
+    label: torch[2] ?? "",
     gpus: [...new Set(text.match(/\bgfx[0-9a-f]{3,5}\b/g) ?? [])],
-    notRocm: Boolean(torch[1]) && !hip && torch[2] !== "rocm",
-    platform: systemIn(first(/^(?:.*\bsystem=|OS: |Python platform: )(.*)/m)),
+    notRocm: Boolean(torch[1]) && !rocm,
+    platform: systemIn(system),
+    elsewhere: Boolean(system) && !systemIn(system),
   };
 }
 
 // "windows" or "linux", by the name of a system; "" where it is unknown, such as on a phone.
 function systemIn(name) {
   if (/windows|win32|win64/i.test(name)) return "windows";
-  return /linux|ubuntu|debian|fedora|red hat|suse/i.test(name) && !/android/i.test(name) ? "linux" : "";
+  return /linux|ubuntu|debian|fedora|red hat|suse|arch/i.test(name) && !/android/i.test(name) ? "linux" : "";
 }
 
-// The universal wheel supports every ROCm, torch from OLDEST_TORCH on, and Python from the version in its name on.
+// The class of a version on an axis of the table: 0 for no version, else the last bound that is not above it.
+const classOf = (bounds, version) => (version ? bounds.filter((bound) => compare(numbers(bound), numbers(version).slice(0, 2)) <= 0).length : 0);
+
+// The answer of advice.py for one GPU, from the table.
+function lookUp(known, gpu, want) {
+  const classes = [
+    gpu ? known.gpus[gpu]?.[0] ?? 1 : 0,
+    known.systems.indexOf(want.platform),
+    ...["python", "torch", "rocm"].map((axis) => classOf(known.bounds[axis], want[axis])),
+    want.platform === "linux" && (!want.label || new RegExp(`^(${known.pytorch_label})$`).test(want.label)) ? 0 : 1,
+  ];
+  // The table is unrolled at its first use: "3*12" is twelve times answer 3.
+  known.unrolled ??= known.runs.split(" ").flatMap((run) => Array(Number(run.split("*")[1])).fill(Number(run.split("*")[0])));
+  return known.answers[known.unrolled[classes.reduce((sum, value, axis) => sum * known.sizes[axis] + value, 0)]];
+}
+
+// The GPUs that the answer is for: cards that wheels serve, else the GPUs in processors, else all. As in advice.py.
+function counting(known, gpus, platform) {
+  const rank = (gpu) => known.gpus[gpu]?.[1 + known.systems.indexOf(platform)] ?? UNSERVED;
+  const best = Math.min(...gpus.map(rank));
+  return [...new Set(gpus)].filter((gpu) => rank(gpu) === best);
+}
+
+// What advice.advise gives for a machine: want has gpus, platform, python, torch, rocm, and the label of torch's version.
+function advise(known, want) {
+  const gpus = counting(known, want.gpus, want.platform);
+  const answers = (gpus.length ? gpus : [""]).map((gpu) => [gpu, lookUp(known, gpu, want)]);
+  const [gpu, worst] = answers.reduce((a, b) => (known.states.indexOf(b[1].state) > known.states.indexOf(a[1].state) ? b : a));
+  const devices = [...gpus].sort().map((each) => `device-${each}`).join(",");
+  const fill = (text) => text.replaceAll("{gpu}", gpu).replaceAll("{devices}", devices);
+  const others = [...new Set(want.gpus)].filter((each) => !gpus.includes(each)).join(", ");
+  const notes = [...worst.notes.map(fill), ...(others ? [known.beside.replace("{others}", others)] : [])];
+  return {...worst, reason: fill(worst.reason), torch: fill(worst.torch), notes};
+}
+
+// The universal wheel is for every ROCm, and for the torch and Python that the table accepts.
 const isUniversal = (wheel) => wheel.torch === "";
-const oldestOf = (wheel) => ({torch: OLDEST_TORCH, rocm: "", python: wheel.python});
 
 // Whether a wheel matches the choice on one axis. It must support at least one of several chosen GPUs.
 function fits(wheel, want, axis) {
   if (axis === "gpu") return !want.gpus.length || want.gpus.some((gpu) => wheel.targets.includes(gpu));
-  if (!want[axis]) return true;
-  if (!isUniversal(wheel) || !(axis in oldestOf(wheel))) return wheel[axis] === want[axis];
-  const oldest = oldestOf(wheel)[axis];
-  return !oldest || compare(numbers(want[axis]), numbers(oldest)) >= 0;
-}
-
-// Steps between the wheel's version and the wanted one, 0 where the wheel fits.
-function off(wheel, want, axis) {
-  if (!isUniversal(wheel)) return steps(wheel[axis], want[axis]);
-  return fits(wheel, want, axis) ? 0 : steps(oldestOf(wheel)[axis], want[axis]);
+  return !want[axis] || wheel[axis] === want[axis] || (isUniversal(wheel) && ["python", "torch", "rocm"].includes(axis));
 }
 
 const matches = (wheel, want) => AXES.every((axis) => fits(wheel, want, axis));
 
-// Compare by GPU, then by the number of axes that differ, then by the steps in torch, ROCm and Python. which.py has the
-// same order.
-function distance(wheel, want) {
-  const away = ["torch", "rocm", "python"].map((axis) => off(wheel, want, axis));
-  const differing = away.filter(Boolean).length + ["backend", "flash_attn", "platform"].filter((axis) => !fits(wheel, want, axis)).length;
-  return [fits(wheel, want, "gpu") ? 0 : 1, differing, ...away];
-}
+// The first wheel of the list that fits, which is the newest; a wheel of one combination fits a complete choice alone.
+const choose = (wheels, want) =>
+  wheels.find((wheel) => wheel.yanked === null && matches(wheel, want) && (isUniversal(wheel) || (want.python && want.torch && want.rocm)));
 
-// The names of the axes in which a wheel is not what is wanted.
-const differences = (wheel, want) => AXES.filter((axis) => !fits(wheel, want, axis)).map((axis) => NAMES[axis]);
-
-// {wheel} with the wheel for a complete choice, or {nearest} with the one that differs least, which may be null.
-function choose(wheels, want) {
-  // The newest release, before its post releases, in the universal wheel.
-  const order = (wheel) => {
-    const [major, minor, patch, post = 0] = numbers(wheel.flash_attn);
-    return [...distance(wheel, want), -major, -minor, -patch, post, isUniversal(wheel) ? 0 : 1, wheel.backend === "ck" ? 0 : 1];
-  };
-  let best = null, least = null;
-  for (const wheel of wheels) {
-    if (wheel.yanked !== null) continue;
-    const there = order(wheel);
-    if (best === null || compare(there, least) < 0) [best, least] = [wheel, there];
-  }
-  return best !== null && least[0] === 0 && least[1] === 0 ? {wheel: best} : {nearest: best};
-}
-
-// The universal wheel of the newest flash-attn that is nothing else than what is wanted, or null. What is not chosen yet
-// is of no importance to it.
-function universalFor(wheels, want) {
-  const fitting = wheels.filter((wheel) => isUniversal(wheel) && wheel.yanked === null && matches(wheel, want));
-  const order = (wheel) => {
-    const [major, minor, patch, post = 0] = numbers(wheel.flash_attn);
-    return [-major, -minor, -patch, post];
-  };
-  return fitting.sort((a, b) => compare(order(a), order(b)))[0] ?? null;
-}
-
-// The wanted GPUs for which a wheel of these versions can have kernels, from its backend or from Triton. Empty if the
-// requested backend supports none of them.
-function fitting(want, known) {
-  const since = (gpu) => known.targets[gpu] ?? {};
-  const serves = (gpu, backend) => since(gpu)[backend] && compare(numbers(since(gpu)[backend]), numbers(want.rocm)) <= 0;
-  const fit = want.gpus.filter((gpu) => serves(gpu, want.backend || DEFAULT_BACKEND) || serves(gpu, "triton"));
-  return !want.backend || fit.some((gpu) => since(gpu)[want.backend]) ? fit : [];
-}
-
-// Why build_rocm.sh would refuse these versions, or "" if it builds them: as which.py has it.
-function impossible(want, known) {
-  const torch = known.torch[want.torch];
-  if (!torch) return `torch ${want.torch} is not known here, only ${Object.keys(known.torch).join(", ")}.`;
-  const rocms = Object.keys(torch.rocm);
-  if (!rocms.includes(want.rocm)) return `PyTorch's index has no torch ${want.torch} for ROCm ${want.rocm}, only for ${rocms.join(", ")}.`;
-  if (!torch.python.includes(want.python)) return `With torch ${want.torch} these wheels are for Python ${torch.python.join(", ")}, not for ${want.python}.`;
-  if (!want.gpus.length || fitting(want, known).length) return "";
-  const backend = want.backend || DEFAULT_BACKEND;
-  const why = want.gpus.map((gpu) => {
-    const since = known.targets[gpu];
-    if (!since) return `${gpu} (none at all)`;
-    if (want.backend && !since[want.backend]) return `${gpu} (none of ${want.backend})`;
-    return `${gpu} (from ROCm ${since[backend] ?? since.triton} on)`;
-  });
-  return `There are no kernels for ${why.join(", ")}.`;
-}
-
-const indexOf = (wheel) => (isUniversal(wheel) ? "simple/" : `rocm${wheel.rocm}/torch${wheel.torch}/simple/`);
 const pip = (platform) => (platform === "windows" ? "python -m pip" : "pip"); // a portable Python is not in PATH
+const indexOf = (wheel) => (isUniversal(wheel) ? "simple/" : `rocm${wheel.rocm}/torch${wheel.torch}/simple/`);
 const pipLine = (wheel, site) => `${pip(wheel.platform)} install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
-
-// Why no wheel for Windows can serve what is wanted, or "": as which.py has it.
-function unserved(want, known) {
-  if (want.backend && want.backend !== "triton") return `A wheel for Windows has Triton kernels alone, none of ${want.backend}.`;
-  if (want.gpus.length && !want.gpus.some((gpu) => known.windows.includes(gpu))) return `AMD's torch for Windows does not serve ${want.gpus.join(", ")}.`;
-  return "";
-}
-
-function windowsBuildLine(want, known, newest) {
-  const fit = want.gpus.filter((gpu) => known.windows.includes(gpu));
-  return (fit.length ? `PYTORCH_ROCM_ARCH="${fit.join(";")}" ` : "") + `./build_rocm.sh ${want.flash_attn || newest} --platform windows`;
-}
-
-// The command that installs torch of a minor version for that ROCm, or else for torch's newest ROCm. It names the label
-// of torch's version, because otherwise pip keeps another build of that version.
-function torchLine(torch, rocm, known) {
-  const {full, rocm: directories} = known.torch[torch];
-  const newest = Object.keys(directories).sort((a, b) => compare(numbers(b), numbers(a)))[0];
-  const directory = directories[rocm] ?? directories[newest];
-  return `pip install "torch==${full}+${directory}" --index-url https://download.pytorch.org/whl/${directory}`;
-}
-
-// What to do with the wheel that differs least: "line" installs it, "torch" has to change first, "" is of no use here.
-function useOf(nearest, want) {
-  if (!["gpu", "python"].every((axis) => fits(nearest, want, axis))) return "";
-  return ["torch", "rocm"].every((axis) => fits(nearest, want, axis)) ? "line" : isUniversal(nearest) ? "" : "torch";
-}
 
 function requestUrl(want, repository) {
   const query = ["python", "torch", "rocm", "gpu", "backend"].filter((axis) => want[axis])
@@ -164,15 +100,14 @@ function requestUrl(want, repository) {
   return `${repository}/issues/new?template=request_wheel.yml${query.join("")}`;
 }
 
-function buildLine(want, known, newest) {
-  const fit = fitting(want, known);
-  const line = `./build_rocm.sh ${want.flash_attn || newest} ${want.python} ${known.torch[want.torch].full} ${want.rocm}`;
-  return (fit.length ? `PYTORCH_ROCM_ARCH="${fit.join(";")}" ` : "") + line + (want.backend ? ` --backend ${want.backend}` : "");
+function buildLine(want, newest) {
+  const targets = want.gpus.length ? `PYTORCH_ROCM_ARCH="${want.gpus.join(";")}" ` : "";
+  return `${targets}./build_rocm.sh ${want.flash_attn || newest}${want.platform === "windows" ? " --platform windows" : ""}`;
 }
 
-function describe(wheel) {
+function describe(wheel, known) {
   const versions = isUniversal(wheel)
-    ? `Python ${wheel.python} and newer, torch ${OLDEST_TORCH} and newer, every ROCm`
+    ? `Python ${wheel.python} and newer, torch ${known.bounds.torch[1]} and newer, every ROCm`
     : `Python ${wheel.python}, torch ${wheel.torch}, ROCm ${wheel.rocm}`;
   return `${versions}, ${wheel.backend}, flash-attn ${wheel.flash_attn}`;
 }
@@ -183,7 +118,7 @@ function start(page) {
   const known = JSON.parse(at("known").textContent);
   const selects = Object.fromEntries(AXES.map((axis) => [axis, at(axis)]));
   const here = systemIn(navigator.userAgent);
-  let notRocm = false; // what was pasted says that torch is not built for ROCm
+  let pasted = {}; // what was pasted and no choice holds: the label of torch, whether it is not for ROCm, another system
   const newest = [...selects.flash_attn.options].map((option) => option.value).filter((value) => !value.includes("post")).pop();
   const rows = [...page.querySelectorAll("#wheels tbody tr")].map((row) => {
     const {platform, python, torch, rocm, backend, flashAttn, version, targets, yanked, verdict} = row.dataset;
@@ -216,65 +151,57 @@ function start(page) {
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   }
 
-  function answer(want, shown) {
-    if (!want.platform) return ["", [element("p", {textContent: "Choose the system to get your line."})]];
-    if (notRocm && want.platform === "windows") {
-      return ["missing", [
-        element("h3", {textContent: "Install torch for ROCm first"}),
-        element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
-        command("python -m pip uninstall -y torch torchvision torchaudio", "the line that removes torch"),
-        command(`python -m pip ${known.windows_torch}`, "the line that installs torch"),
-      ]];
+  // The steps for a machine: torch, variables, the wheel, the doctor, a first program.
+  function steps(want, advice, wheel) {
+    const windows = want.platform === "windows";
+    const shell = (name, value) => (windows ? `$env:${name} = "${value}"` : `export ${name}=${value}`);
+    const python = windows ? "python" : "python3";
+    const paragraph = (text) => element("p", {textContent: text});
+    const torch = advice.state === "torch" ? [
+      paragraph(`1. ${advice.reason}`),
+      ...(advice.remove ? [command(`${pip(want.platform)} uninstall -y torch torchvision torchaudio`, "the line that removes torch")] : []),
+      command(`${pip(want.platform)} ${advice.torch}`, "the line that installs torch"),
+      paragraph("2. Then the wheel:"),
+    ] : [];
+    const left = want.gpus.filter((gpu) => !wheel.targets.includes(gpu));
+    return [
+      ...torch,
+      command(pipLine(wheel, site), "the pip line"),
+      element("p", {className: "verdict", textContent: `${describe(wheel, known)}. ${wheel.verdict}`}),
+      ...Object.entries(advice.variables).flatMap(([name, value]) => [paragraph("Before Python starts:"), command(shell(name, value), "the variable")]),
+      ...advice.notes.map(paragraph),
+      ...(left.length ? [paragraph(`It has no kernels for ${left.join(", ")}.`)] : []),
+      paragraph("Check it, then call it:"),
+      command(`${python} -m flash_attn.doctor`, "the line that checks it"),
+      command(FIRST_PROGRAM.replace("{python}", python), "the first program"),
+    ];
+  }
+
+  function answer(chosen) {
+    if (pasted.elsewhere && !chosen.platform) return ["missing", [element("p", {textContent: known.elsewhere})]];
+    if (!chosen.platform) return ["", [element("p", {textContent: "Choose the system to get your line."})]];
+    // A torch is installed where its ROCm is known too, or where the paste says that it has none.
+    const complete = chosen.torch && (chosen.rocm || pasted.notRocm);
+    const want = complete ? chosen : {...chosen, torch: "", rocm: ""};
+    const advice = advise(known, {...want, label: pasted.label});
+    if (advice.state === "refuse") {
+      return ["missing", [element("h3", {textContent: "This cannot work"}), element("p", {textContent: advice.reason})]];
     }
-    if (notRocm && want.torch) {
-      const there = !want.rocm || known.torch[want.torch]?.rocm[want.rocm];
-      return ["missing", [
-        element("h3", {textContent: "Install torch for ROCm first"}),
-        element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
-        ...(there ? [command(torchLine(want.torch, want.rocm, known), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
-      ]];
-    }
-    const universal = universalFor(rows, want);
-    const open = universal || want.platform === "windows" ? [] : ["python", "torch", "rocm"].filter((axis) => !want[axis]).map((axis) => NAMES[axis]);
-    if (open.length) {
-      const count = `${shown} wheel${shown === 1 ? "" : "s"} match${shown === 1 ? "es" : ""}.`;
-      return ["", [element("p", {}, rows.length ? `${count} ` : "", `Choose ${open.join(", ").replace(/, ([^,]*)$/, " and $1")} to get your line.`)]];
-    }
-    const onWindows = want.platform === "windows"; // where there are universal wheels alone
-    const {wheel, nearest} = universal ? {wheel: universal} : onWindows ? {} : choose(rows, want);
+    const counted = {...want, gpus: counting(known, want.gpus, want.platform)};
+    const wheel = choose(rows, advice.state === "torch" ? {...counted, torch: "", rocm: ""} : counted);
     if (wheel) {
-      const left = want.gpus.filter((gpu) => !wheel.targets.includes(gpu));
-      return ["found", [
-        element("h3", {textContent: isUniversal(wheel) ? "One wheel for every torch from 2.5 on" : "Your line"}),
-        command(pipLine(wheel, site), "the pip line"),
-        element("p", {className: "verdict", textContent: `${describe(wheel)}. ${wheel.verdict}`}),
-        ...(left.length ? [element("p", {textContent: `It has no kernels for ${left.join(", ")}.`})] : []),
-      ]];
+      const title = advice.state === "torch" ? "torch first, then one wheel" : isUniversal(wheel) ? "One wheel for your torch" : "Your line";
+      return [advice.state === "torch" ? "torch" : "found", [element("h3", {textContent: title}), ...steps(counted, advice, wheel)]];
     }
-    const why = onWindows ? unserved(want, known) : impossible(want, known);
-    const withdrawn = rows.find((row) => row.yanked !== null && matches(row, want));
-    const title = withdrawn ? `Withdrawn: ${withdrawn.yanked}` : why ? "This combination does not exist" : "No such wheel yet";
-    const parts = [element("h3", {textContent: title})];
-    if (why) parts.push(element("p", {textContent: why}));
-    if (nearest) {
-      const use = useOf(nearest, want);
-      parts.push(element("p", {textContent: `The nearest differs in ${differences(nearest, want).join(", ")}: ${describe(nearest)}, for ${nearest.targets.join(", ")}.`}));
-      if (use === "line") parts.push(command(pipLine(nearest, site), "the line of the nearest wheel"));
-      if (use === "torch") {
-        parts.push(
-          element("p", {textContent: `That wheel needs torch ${nearest.torch} for ROCm ${nearest.rocm}. If you can change your torch, do it first, and paste again:`}),
-          command(torchLine(nearest.torch, nearest.rocm, known), "the line that installs torch"),
-        );
-      }
-    }
-    if (!why) {
-      parts.push(
-        element("p", {}, "Build it, in a clone of ", element("a", {href: repository, textContent: "the repository"}), "; it needs no GPU and no ROCm:"),
-        command(onWindows ? windowsBuildLine(want, known, newest) : buildLine(want, known, newest), "the build line"),
-        ...(onWindows ? [element("p", {textContent: "Run it on Linux or in WSL."})] : [element("p", {}, "or ", element("a", {id: "request", href: requestUrl({...want, gpu: want.gpus.join(",")}, repository), textContent: "ask for it"}), ": the form is filled in.")]),
-      );
-    }
-    return ["missing", parts];
+    const withdrawn = rows.find((row) => row.yanked !== null && matches(row, counted));
+    const line = command(buildLine(counted, newest), "the build line");
+    return ["missing", [
+      element("h3", {textContent: withdrawn ? `Withdrawn: ${withdrawn.yanked}` : "No such wheel yet"}),
+      ...(advice.state === "torch" ? [element("p", {textContent: advice.reason}), command(`${pip(want.platform)} ${advice.torch}`, "the line that installs torch")] : []),
+      element("p", {}, "Build it, in a clone of ", element("a", {href: repository, textContent: "the repository"}), ", on Linux or in WSL; it needs no GPU and no ROCm:"),
+      line,
+      element("p", {}, "or ", element("a", {id: "request", href: requestUrl({...want, gpu: want.gpus.join(",")}, repository), textContent: "ask for it"}), ": the form is filled in."),
+    ]];
   }
 
   function update() {
@@ -287,7 +214,7 @@ function start(page) {
       shown += visible;
     }
     page.querySelector(".table")?.toggleAttribute("hidden", shown === 0);
-    const [state, parts] = answer(want, shown);
+    const [state, parts] = answer(want);
     at("answer").dataset.state = state;
     at("answer").replaceChildren(...parts);
     at("count").textContent = rows.length ? `${shown} of ${rows.length}` : "";
@@ -302,9 +229,12 @@ function start(page) {
       if (!value || !selects[axis]) continue;
       if ([...selects[axis].options].some((option) => option.value === value)) selects[axis].value = value;
       else if (axis === "gpu") {
-        unknown.push(...value.split(",").filter((gpu) => !known.targets[gpu]).map((gpu) => `${NAMES.gpu} ${gpu}`));
+        unknown.push(...value.split(",").filter((gpu) => !known.gpus[gpu]).map((gpu) => `${NAMES.gpu} ${gpu}`));
         selects.gpu.add(new Option(value.replaceAll(",", ", "), value, false, true));
-      } else unknown.push(`${NAMES[axis]} ${value}`);
+      } else {
+        unknown.push(`${NAMES[axis]} ${value}`);
+        selects[axis].add(new Option(value, value, false, true)); // the answer depends on it all the same
+      }
     }
     return unknown;
   }
@@ -313,12 +243,12 @@ function start(page) {
     const text = at("paste").value;
     const found = parseEnvironment(text);
     for (const axis of ["python", "torch", "rocm", "gpu"]) selects[axis].value = "";
-    selects.platform.value = found.platform || selects.platform.value || here;
-    notRocm = found.notRocm;
-    const unknown = select({...found, gpu: found.gpus.join(",")});
+    selects.platform.value = found.elsewhere ? "" : found.platform || selects.platform.value || here;
+    pasted = found;
+    const {python, torch, rocm, gpus} = found;
+    const unknown = select({python, torch, rocm, gpu: gpus.join(",")});
     const notes = [];
     if (text.trim() && !found.python && !found.torch) notes.push("There is no Python or torch version in this text.");
-    if (found.notRocm) notes.push("This torch is not built for ROCm: install PyTorch's ROCm build first.");
     if (unknown.length) notes.push(`Not known here: ${unknown.join(", ")}.`);
     at("pasted").textContent = notes.join(" ");
     update();
@@ -330,7 +260,7 @@ function start(page) {
   at("reset").addEventListener("click", () => {
     for (const [axis, control] of Object.entries(selects)) control.value = axis === "platform" ? here : "";
     at("paste").value = at("pasted").textContent = "";
-    notRocm = false;
+    pasted = {};
     update();
     selects.python.focus();
   });
@@ -338,6 +268,7 @@ function start(page) {
   detect.classList.add("one-line");
   at("command").replaceWith(detect);
   page.body.classList.add("live");
+  at("list")?.removeAttribute("open"); // without a script it is all that there is
   select({platform: here, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1)))});
   update();
 }

@@ -45,7 +45,3 @@ def test_the_rule_sees_an_import_inside_a_function() -> None:
     source = "def f():\n    from rocm_wheels.wheel import verify\n    import rocm_wheels.cli\n"
     assert list(imported(source)) == [("wheel", "verify"), ("cli",)]
     assert stage(("wheel", "verify")) > stage(("matrix", "plan")) > stage(("errors", "DataError")) == 0
-
-
-def test_the_copy_of_which_for_users_imports_nothing_of_ours() -> None:
-    assert not list(imported((PACKAGE / "publish/which.py").read_text(encoding="utf-8")))

@@ -14,18 +14,6 @@ TEXT = versions.DATA_FILE.read_text(encoding="utf-8")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
-def test_users_are_not_told_to_install_an_uncertain_torch() -> None:
-    data = versions.load()
-    indexes = data.torch_indexes()
-    assert indexes["2.14.1"] == dict(data.torch["2.14.1"].rocm)
-    named = [(torch, rocm) for torch, directories in indexes.items() for rocm in directories]
-    assert not [each for each in named if data.uncertain(*each)]
-    unsure = [torch for torch in data.torch if torch not in indexes]
-    for torch in unsure:  # a wheel for it has no other
-        assert data.torch_indexes(own=torch.rpartition(".")[0])[torch] == dict(data.torch[torch].rocm)
-    assert unsure == [torch for torch, release in data.torch.items() if release.uncertain]
-
-
 def test_versions_ascend_by_number(data: Versions) -> None:
     assert next(iter(data.torch)) == "2.5.1"
     assert list(data.torch).index("2.10.0") > list(data.torch).index("2.9.1")
@@ -109,7 +97,7 @@ def test_compilers_match_the_build_group(data: Versions) -> None:
             '[rocm."6.3"]',
             '[rocm."6.3"]\nimages = "rocm/pytorch:x"',
             "versions.toml: rocm/6.3/images: 'rocm/pytorch:x' is a key that nothing reads",
-            "Known: image, uncertain.",
+            "Known: amd_index, image, uncertain.",
             id="unknown key of a ROCm",
         ),
         pytest.param(

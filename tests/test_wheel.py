@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from rocm_wheels import tables
 from rocm_wheels.errors import AssembleFailed
-from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix import advice_facts, names, versions
 from rocm_wheels.matrix.machine import detect_targets
 from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import assemble
@@ -100,7 +100,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.Mon
         "rocm": "6.2",
         "targets": ["gfx90a", "gfx942"],
         "torch": "2.5",
-        "torch_indexes": versions.load().torch_indexes(),
+        "advice": advice_facts.facts(versions.load()),
         "version": "2.8.3",
     }
     assert list(json.loads(info)) == sorted(json.loads(info))

@@ -5,26 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flash_attn.diagnosis.survey import Access, Facts
+from flash_attn.diagnosis.survey import Access, Facts, known
 from flash_attn.runtime import environment
 from flash_attn.runtime.build_info import BuildInfo
 
-_INDEXES = {
-    "2.5.1": {"6.1": "rocm6.1", "6.2": "rocm6.2"},
-    "2.6.0": {"6.1": "rocm6.1", "6.2": "rocm6.2.4"},
-    "2.14.0": {"7.2": "rocm7.2"},
-}
+KNOWN = known(BuildInfo())  # what versions.toml says
 BUILD = BuildInfo(
     version="2.8.3",
     label="rocm62torch2.5triton",
     targets=("gfx90a", "gfx942"),
     torch="2.5",
     rocm="6.2",
-    torch_indexes=_INDEXES,
+    advice=KNOWN,
 )
 UNIVERSAL = replace(
     BUILD, label="rocm", torch="", rocm="", targets=("gfx942", "gfx1030"), repository="https://github.com/Owner/name"
 )
+TORCH = "pip install torch==2.14.1+rocm7.2 --index-url https://download.pytorch.org/whl/rocm7.2"
 PIP_TORCH = "pip install torch=={0} --index-url https://download.pytorch.org/whl/{1}"
 KFD = Access(path="/dev/kfd", owner="root", group="render", mode="660", allowed=True)
 HIP = "{}/libamdhip64.so.6"
@@ -66,10 +63,12 @@ def torch(version: str, hip: str | None = None, cuda: str | None = None, **answe
     return probed(torch={"version": version, "hip": hip, "cuda": cuda}, **answers)
 
 
-def common_pc(*gpus: str, **facts: Any) -> Facts:
+def common_pc(*gpus: str, error: str = "", **facts: Any) -> Facts:
     """A PC with Windows, a wheel for gfx1101, and these GPUs in torch's order."""
     devices = [{"name": name, "target": target, "memory_mib": 1} for name, target in map(PC_GPUS.get, gpus)]  # type: ignore[misc]
-    machine = torch("2.12.0+rocm7.14.0", "7.14.60850", devices=devices)
+    machine = torch(
+        "2.12.0+rocm7.14.0", "7.14.60850", devices=devices, **({"error": error, "call": None} if error else {})
+    )
     own = replace(UNIVERSAL, targets=("gfx1101",), repository="")
     return replace(machine, windows=True, kfd=None, has_kfd=False, build=own, executable=r"C:\p\python.exe", **facts)
 
@@ -164,7 +163,10 @@ CASES: list[tuple[str, Facts, str]] = [
     ),
     (
         "target-missing",
-        replace(probed(devices=[{"name": "RX 9070", "target": "gfx1201", "memory_mib": 1}]), build=UNIVERSAL),
+        replace(
+            torch("2.14.1+rocm7.2", "7.2.1", devices=[{"name": "RX 9070", "target": "gfx1201", "memory_mib": 1}]),
+            build=UNIVERSAL,
+        ),
         "git clone https://github.com/Owner/name && cd name && PYTORCH_ROCM_ARCH=gfx1201 ./build_rocm.sh 2.8.3",
     ),
     (
@@ -255,12 +257,55 @@ CASES: list[tuple[str, Facts, str]] = [
             probed(
                 call=None,
                 torch={"version": "2.14.0+rocm7.2", "hip": "7.2.26015", "cuda": None},
+                devices=[{"name": "RX 6700 XT", "target": "gfx1031", "memory_mib": 8176}],
+                error="AcceleratorError: HIP error: invalid device function",
+            ),
+            build=replace(UNIVERSAL, targets=("gfx10-3-generic",)),
+        ),
+        "torchvision torchaudio && pip install torch[device-gfx1031] --index-url https://repo.amd.com/rocm/whl-multi",
+    ),
+    (
+        "torch-unsuitable",
+        replace(
+            probed(
+                call=None,
+                torch={"version": "2.14.0+rocm7.2", "hip": "7.2.26015", "cuda": None},
                 devices=[{"name": "RX 5700 XT", "target": "gfx1010", "memory_mib": 8176}],
                 error="AcceleratorError: HIP error: invalid device function",
             ),
             build=replace(UNIVERSAL, targets=("gfx10-1-generic",)),
         ),
-        "pip uninstall -y torch && pip install torch[device-gfx1010] --index-url https://repo.amd.com/rocm/",
+        "pip install torch[device-gfx1010] --index-url https://repo.amd.com/rocm/",
+    ),
+    (
+        "torch-unsuitable",
+        replace(
+            probed(devices=[{"name": "RX 9070", "target": "gfx1201", "memory_mib": 1}]),
+            build=replace(UNIVERSAL, targets=("gfx12-generic",)),
+        ),
+        f"and this torch is for an older ROCm. Install the torch for this GPU: `{TORCH}",
+    ),
+    (
+        "blocked",
+        replace(
+            common_pc("card"),
+            probe={"torch_error": "OSError: [WinError 4551] An Application Control policy has blocked this file."},
+        ),
+        "Smart App Control settings, Off.",
+    ),
+    (
+        "blocked",
+        common_pc(
+            "card",
+            error="KernelError: the launcher does not load (An Application Control policy has blocked this file.): "
+            "reinstall the wheel",
+        ),
+        "restore it in the scanner",
+    ),
+    (
+        "leftovers",
+        replace(HEALTHY, leftovers=("/env/~lash_attn",)),
+        "Close it, then `rm -r '/env/~lash_attn'`",
     ),
     (
         "device-package-empty",

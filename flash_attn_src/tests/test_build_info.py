@@ -53,13 +53,12 @@ def test_build_info_of_a_wheel(tmp_path: Path) -> None:
     assert "the flash_attn wheel for torch 2.6" in minor
     assert kind == (
         "this wheel is for ROCm 6.2, but torch 2.6.0+cpu is not: "
-        '`pip install "torch==2.5.*" --index-url https://download.pytorch.org/whl/rocm6.2`'
+        '`pip install "torch==2.5.1+rocm6.2" --index-url https://download.pytorch.org/whl/rocm6.2`'
     )
-    indexes = {"2.6.0": {"6.1": "rocm6.1", "6.2": "rocm6.2.4"}, "2.7.1": {"6.3": "rocm6.3"}}
-    by_pip = build_info.BuildInfo(targets=("gfx942",), torch_indexes=indexes)
+    by_pip = build_info.BuildInfo(targets=("gfx942",))
     assert info.torch_problems(by_pip, "2.6.0+cpu", None) == [
         "this wheel is for ROCm, but torch 2.6.0+cpu is not: "
-        '`pip install "torch==2.6.0+rocm6.2.4" --index-url https://download.pytorch.org/whl/rocm6.2.4`'
+        '`pip install "torch==2.14.1+rocm7.2" --index-url https://download.pytorch.org/whl/rocm7.2`'
     ]
 
 

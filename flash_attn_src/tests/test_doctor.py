@@ -26,6 +26,7 @@ from made_up_machines import (
     LOGS,
     PIP_TORCH,
     PROBE,
+    TORCH,
     UNIVERSAL,
     common_pc,
     probed,
@@ -85,8 +86,13 @@ def test_commands_of_windows() -> None:
     assert commands.commands(replace(machine, executable=r"C:\A b\python.exe"))["python"] == r'& "C:\A b\python.exe"'
     named = replace(machine, build=replace(UNIVERSAL, repository=""))
     assert commands.commands(named)["reinstall"].endswith(" flash_attn-2.8.3+rocm-cp310-abi3-win_amd64.whl")
-    assert commands.amd_index("2.15.0+rocm10.0.0") == "https://stable.repo.amd.com/rocm/whl-next/"
-    assert commands.amd_index("2.12.0+rocm7.14.0") == commands.amd_index("2.9.0+rocmsdk20251116") == commands.AMD_INDEX
+    for version, hip, name in (
+        ("2.15.0+rocm10.0.0", "10.0.1", "stable.repo.amd.com/rocm/whl-next/"),
+        ("2.12.0+rocm7.14.0", "7.14.60850", "repo.amd.com/rocm/whl-multi-arch/"),
+        ("2.9.0+rocmsdk20251116", "7.2.53211", "repo.amd.com/rocm/whl-multi-arch/"),
+    ):
+        probe = {**PROBE, "torch": {"version": version, "hip": hip, "cuda": None}}
+        assert commands.amd_index(replace(machine, probe=probe)) == f"https://{name}"
 
 
 _INSIDE = "AMD Radeon(TM) Graphics, gfx1036, 1 MiB, no kernels in this wheel"
@@ -130,9 +136,43 @@ def test_the_number_of_the_first_gpu_hides_nothing() -> None:
 def test_the_call_is_judged_on_the_gpu_of_the_wheel() -> None:
     """torch has kernels for the card alone."""
     broken = common_pc("inside", "card")
-    broken = replace(broken, probe={**broken.probe, "call": None, "error": "HIP error: invalid device function"})
-    assert [finding.key for finding in findings.examine(broken)] == ["another-gpu", "torch-lacks-gpu"]
-    assert "no kernels for gfx1101" in findings.examine(broken)[1].what.replace("torch 2.12.0+rocm7.14.0 has ", "")
+    for words in ("invalid device function", "invalid kernel file", "device kernel image is invalid"):
+        broken = replace(broken, probe={**broken.probe, "call": None, "error": f"HIP error: {words}"})
+        assert [finding.key for finding in findings.examine(broken)] == ["another-gpu"]  # the GPU in the processor
+
+
+def test_a_card_counts_before_a_processor_whatever_the_wheel_serves() -> None:
+    """The universal wheel serves both."""
+    both = replace(UNIVERSAL, targets=("gfx10-3-generic", "gfx11-generic"))
+    first = replace(common_pc("inside", "card"), build=both)
+    assert first.place() == 1
+    assert first.targets() == ["gfx1101"]
+    assert [finding.key for finding in findings.examine(first)] == ["another-gpu"]
+    assert "is inside the processor" in findings.examine(first)[0].what
+    assert findings.examine(replace(common_pc("card", "inside"), build=both)) == []
+    hidden = replace(common_pc("inside", variables={"HIP_VISIBLE_DEVICES": "0"}), build=both)
+    assert [finding.key for finding in findings.examine(hidden)] == ["gpu-hidden"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "extras"),
+    [
+        ("AMD Radeon RX 7900 XTX [ZLUDA]", "sm_88", "device-gfx1100"),
+        ("Radeon RX 580 Series", "gfx803", "device-all"),
+        ("AMD Radeon RX 9070 XT", "gfx1201", "device-gfx1201"),
+    ],
+)
+def test_torch_of_windows_has_packages_of_known_gpus_alone(name: str, target: str, extras: str) -> None:
+    device = {"name": name, "target": target, "memory_mib": 1}
+    machine = replace(common_pc(), probe={**PROBE, "devices": [device]})
+    assert f'"torch[{extras}]" "torchvision[{extras}]"' in commands.commands(machine)["torch"]
+
+
+@pytest.mark.parametrize("driver", ["32.0.21025.1024 (AMD Radeon RX 7800 XT)", "32.0.1 (AMD Radeon(TM) Graphics)", ""])
+def test_without_torch_the_driver_names_the_gpu(driver: str) -> None:
+    extras = "device-gfx1101" if "7800" in driver else "device-all"
+    machine = replace(common_pc(), driver=driver, probe={"torch_error": ""})
+    assert f'"torch[{extras}]"' in commands.commands(machine)["torch"]
 
 
 def test_wsl_has_the_log_of_windows() -> None:
@@ -181,18 +221,20 @@ def test_no_driver_is_missed_where_torch_is_not_for_rocm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "rocm", "line"),
+    ("build", "torch", "line"),
     [
-        ("", "", PIP_TORCH.format("2.14.0+rocm7.2", "rocm7.2")),
-        ("", "6.2.4-116", PIP_TORCH.format("2.6.0+rocm6.2.4", "rocm6.2.4")),
-        ("", "5.7.1", PIP_TORCH.format("2.14.0+rocm7.2", "rocm7.2")),
-        ("2.6.0+cpu", "", PIP_TORCH.format("2.6.0+rocm6.2.4", "rocm6.2.4")),
-        ("2.5.1+cu124", "6.1.2", PIP_TORCH.format("2.5.1+rocm6.1", "rocm6.1")),
-        ("2.99.0", "6.2", PIP_TORCH.format("2.6.0+rocm6.2.4", "rocm6.2.4")),
+        (UNIVERSAL, None, TORCH),
+        (UNIVERSAL, "2.6.0+cpu", TORCH),
+        (UNIVERSAL, "2.99.0", TORCH),
+        (BUILD, None, PIP_TORCH.format("2.5.1+rocm6.2", "rocm6.2")),
+        (BUILD, "2.14.1+rocm7.2", PIP_TORCH.format("2.5.1+rocm6.2", "rocm6.2")),
+        (replace(BUILD, torch="2.15", rocm="7.14"), None, PIP_TORCH.format("2.15.0+rocm7.14", "rocm7.14")),
     ],
 )
-def test_the_line_that_installs_torch_for_a_wheel_of_every_torch(torch: str, rocm: str, line: str) -> None:
-    assert commands.install_torch(UNIVERSAL, torch=torch, rocm=rocm).replace('"', "") == line
+def test_the_line_that_installs_torch(build: BuildInfo, torch: str | None, line: str) -> None:
+    """An uncertain torch is named for the wheel that needs it alone."""
+    probe = {"torch_error": ""} if torch is None else {"torch": {"version": torch, "hip": None, "cuda": None}}
+    assert commands.install_torch(replace(HEALTHY, build=build, probe=probe)).replace('"', "") == line
 
 
 def test_the_line_that_installs_the_wheel_again() -> None:
@@ -255,15 +297,13 @@ def test_a_package_compiled_by_pip_for_amd_gpus_needs_torch_for_rocm() -> None:
     assert "2.8.3, built by pip in" in doctor.report(facts)
     assert not BuildInfo(targets=("gfx942", "sm_90")).for_rocm
     # Built without kernels it names no GPU. The machine has an AMD GPU, whose torch is the one for ROCm.
-    indexes = {"2.9.1": {"6.4": "rocm6.4"}}
-    bare = replace(facts, build=BuildInfo(python="3.11", torch_indexes=indexes), kfd=KFD)
+    bare = replace(facts, build=BuildInfo(python="3.11"), kfd=KFD)
     (finding,) = findings.examine(replace(bare, probe={**bare.probe, "info": {"problems": []}}))
     assert (finding.key, finding.what) == (
         "torch-cuda",
         "this wheel is for ROCm, but torch 2.5.1+cu124 (CUDA 12.4) is not",
     )
-    line = 'pip install "torch==2.9.1+rocm6.4" --index-url https://download.pytorch.org/whl/rocm6.4'
-    assert line in finding.remedy
+    assert TORCH in finding.remedy.replace('"', "")
     # Without the driver of AMD too, unless torch sees a GPU of NVIDIA, for which Triton compiles.
     undriven = replace(bare, kfd=None, probe={**bare.probe, "info": {"problems": []}})
     assert [finding.key for finding in findings.examine(undriven)] == ["torch-cuda"]

@@ -80,18 +80,35 @@ class Torch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What users are told to install: the ROCm of torch, the oldest torch that the universal wheel supports, the first
+    ROCm with a package of torch's kernels for each GPU on PyTorch's index, and the Pythons that AMD's index serves.
+    """
+
+    rocm: str
+    oldest_torch: str
+    device_packages: str
+    amd_python: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rocm:
-    """A ROCm release, a container image with it if one is known, and the facts about it that are not confirmed."""
+    """A ROCm release, a container image with it if one is known, and the facts about it that are not confirmed.
+
+    amd_index: AMD's package index of torch from this ROCm on.
+    """
 
     version: str
     image: str | None
+    amd_index: str | None
     uncertain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A gfx target. backends: backend -> the oldest ROCm under which it has kernels for the target. windows: whether
-    AMD's torch for Windows has kernels for it.
+    AMD's torch for Windows has kernels for it. pytorch: the first ROCm whose torch on PyTorch's index has kernels for
+    it. integrated: whether the GPU is a part of a processor.
     """
 
     name: str
@@ -101,6 +118,8 @@ class Target:
     universal: str | None
     default: bool
     windows: bool = False
+    pytorch: str | None = None
+    integrated: bool = False
 
     @property
     def is_generic(self) -> bool:
@@ -131,25 +150,12 @@ class Versions:
     rocm: Mapping[str, Rocm]
     torch: Mapping[str, Torch]
     targets: Mapping[str, Target]
+    advice: Advice
 
     @property
     def flash_attn(self) -> tuple[str, ...]:
         """The releases of flash-attn, without their other names."""
         return tuple(name for name, release in self.flash_attn_names.items() if name == release)
-
-    def torch_indexes(self, own: str = "") -> dict[str, dict[str, str]]:
-        """Torch release -> ROCm -> directory of the wheel index, as advice for users: without uncertain facts, except
-        for the torch of a wheel, `own` ("2.15"; "" for the wheel of every torch).
-        """
-        indexes = {
-            name: {
-                rocm: directory
-                for rocm, directory in torch.rocm.items()
-                if name.startswith(f"{own}.") or not self.uncertain(name, rocm)
-            }
-            for name, torch in self.torch.items()
-        }
-        return {name: directories for name, directories in indexes.items() if directories}
 
     def uncertain(self, torch: str, rocm: str) -> tuple[str, ...]:
         """A line for each of the two releases with facts that are not confirmed: "ROCm 10.1: which torch ..."."""
@@ -181,6 +187,7 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
         torch={entry.last: _torch(entry, python, rocm) for entry in root.tables("torch", versions=True)},
         targets=(targets := {entry.last: _target(entry, backends, rocm) for entry in root.tables("targets")}),
         jobs=_jobs(root.table("jobs"), backends, targets),
+        advice=_advice(root.table("advice"), python, rocm),
     )
     for table in (build, compilers, root):
         table.finish()
@@ -254,10 +261,22 @@ def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
     return backend
 
 
+def _advice(table: Table, python: tuple[str, ...], rocm: Mapping[str, Rocm]) -> Advice:
+    advice = Advice(
+        rocm=table.choice("rocm", rocm),
+        oldest_torch=table.version("oldest_torch"),
+        device_packages=table.choice("device_packages", rocm),
+        amd_python=table.choices("amd_python", python),
+    )
+    table.finish()
+    return advice
+
+
 def _rocm(table: Table) -> Rocm:
     rocm = Rocm(
         version=table.last,
         image=table.optional("image", table.text),
+        amd_index=table.optional("amd_index", table.text),
         uncertain=table.optional("uncertain", table.text),
     )
     table.finish()
@@ -288,6 +307,8 @@ def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Ro
         universal=table.optional("universal", table.text),
         default=table.get("default", bool),
         windows="windows" in table.data and table.get("windows", bool),
+        pytorch=table.optional("pytorch", lambda name: table.choice(name, rocm)),
+        integrated="integrated" in table.data and table.get("integrated", bool),
     )
     table.finish()
     return target

@@ -19,8 +19,7 @@ from typing import Any
 from rocm_wheels import packages
 from rocm_wheels.compile import cache as files
 from rocm_wheels.errors import DataError, VerifyFailed
-from rocm_wheels.matrix import locks
-from rocm_wheels.package_modules import module
+from rocm_wheels.matrix import locks, versions
 from rocm_wheels.wheel import verify
 from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, TESTED
 
@@ -151,7 +150,7 @@ def _install(environment: Path, target: str, wheel: Sequence[str]) -> Path:
     verify.run_installer([packages.uv(), "venv", "--no-project", "--python", sys.executable, environment])
     python = environment / "bin/python"
     install: list[str | Path] = [packages.uv(), "pip", "install", "--python", python]
-    index = module("diagnosis.commands").AMD_NEXT_INDEX
+    index = [rocm.amd_index for rocm in versions.load().rocm.values() if rocm.amd_index][-1]
     verify.run_installer([*install, "--index-url", index, f"torch[device-{target}]", "rocm[libraries,devel]"])
     before = _output([str(python), "-c", "import torch; print(torch.__version__)"])
     verify.run_installer([*install, "--require-hashes", "-r", locks.DIRECTORY / "wheel_tests.txt"])

@@ -8,6 +8,7 @@ each ROCm and torch has an index of its own.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -21,12 +22,11 @@ from markupsafe import Markup
 from packaging.utils import canonicalize_name
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
+from rocm_wheels.matrix import advice_facts, names
 from rocm_wheels.matrix.platforms import PLATFORMS
-from rocm_wheels.matrix.targets import served_on
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import hardware, products, which
+from rocm_wheels.publish import answers, hardware, products, which
 from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import UNLABELLED, Link, UnlabelledWheel, Wheel, unlabelled_link
@@ -38,7 +38,7 @@ from rocm_wheels.wheel.contents import WheelFile
 PROJECT = canonicalize_name(names.DISTRIBUTION)
 FILES = "files"
 SUMMARY = "metadata.json"
-FORMAT = 1
+FORMAT = which.FORMAT
 _PROJECT_PAGE = f"simple/{PROJECT}/index.html"
 # Marker files in the directory of a site: that it is a site, the new site being written, the old parts being replaced.
 _MARK, _SCRATCH, _OLD = ".flash_attn_site", ".site-new", ".site-old"
@@ -130,7 +130,7 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
         wheels=wheels,
         home=home,
         axes=_axes(wheels, versions),
-        known=Markup(_script_json({**_known(versions), "windows_torch": which.WINDOWS_TORCH})),
+        known=Markup(_script_json(_answers(json.dumps(advice_facts.facts(versions))))),
         run=which.RUN,
         owners=owners,
         failures=failures,
@@ -176,7 +176,7 @@ def _write_summary(wheels: Sequence[Wheel], directory: Path, home: Home, version
         "url": home.url,
         "repository": home.repository,
         "flash_attn": list(versions.flash_attn),
-        **_known(versions),
+        "advice": advice_facts.facts(versions),
         "wheels": [wheel.summary() for wheel in newest(wheels)],
     }
     _write(directory / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
@@ -220,19 +220,10 @@ def _choices(found: set[str]) -> list[tuple[str, str]]:
     return [(version, version) for version in sorted(found, key=version_key)]
 
 
-def _known(versions: Versions) -> dict[str, object]:
-    """What can be built: torch minor -> full version, Pythons, and ROCm -> directory of PyTorch's index; GPU target ->
-    backend -> the oldest ROCm; product -> its target; the targets that torch for Windows serves.
-    """
-    return {
-        "torch": {
-            torch.rpartition(".")[0]: {"full": torch, "python": entry.python, "rocm": entry.rocm}
-            for torch, entry in versions.torch.items()
-        },
-        "targets": {name: target.backends for name, target in versions.targets.items()},
-        "products": {product: name for name, target in versions.targets.items() for product in target.products},
-        "windows": served_on(versions, "windows"),
-    }
+@functools.cache
+def _answers(facts: str) -> dict[str, object]:
+    """The table of answers for facts, as JSON. A site and its tests build pages from the same facts many times."""
+    return answers.table(json.loads(facts))
 
 
 def _script_json(value: object) -> str:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.shells import Posix, Shell, Windows
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.kernels import targets
 from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
-from flash_attn.runtime.build_info import BuildInfo, build_command
+from flash_attn.runtime.build_info import build_command
 from flash_attn.runtime.environment import TRITON_ENABLE
 
-INDEX = "https://download.pytorch.org/whl"
 FAMILIES = {"gfx11": "gfx11", "gfx12": "gfx12-0"}  # target -> its family's name among the packages of AMD's torch
-AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"
-AMD_NEXT_INDEX = "https://stable.repo.amd.com/rocm/whl-next/"  # from ROCm 10.0 on
 # What ROCm's runtime for Linux reads, and HIP on Windows does not.
 OF_LINUX = ("ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION")
 JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml has it
@@ -26,18 +24,20 @@ JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml 
 def commands(facts: Facts) -> dict[str, str]:
     """The commands that a remedy may name in braces. Commands that set or remove a variable include their backticks."""
     target = next(iter(facts.unserved()), "gfx1100")
-    shell = _shell(facts)
+    shell = shell_of(facts)
     return {
         "python": shell.python,
         "pip": shell.pip,
-        "torch": _torch(facts),
+        "torch": install_torch(facts),
         "triton": _install_triton(facts),
         "device_package": _device_package(facts),
         "family_package": _family_package(facts),
         "amd_torch": _amd_torch(facts),
         "reinstall": _reinstall(facts),
         "kernels": _kernels(facts, target),
-        "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", (targets.override(target) or ("", "10.3.0"))[1]),
+        "override": shell.assign(advice.OVERRIDE, (targets.override(target) or ("", "VALUE"))[1]),
+        "leftovers": shell.delete(facts.leftovers or ["~lash_attn"]),
+        "location": facts.location,
         "unset": shell.remove(facts.hiding() or ["HIP_VISIBLE_DEVICES"]),
         "other_gpu": shell.assign("HIP_VISIBLE_DEVICES", _number(facts)),
         "unset_linux": shell.remove([name for name in OF_LINUX if name in facts.variables] or OF_LINUX[:1]),
@@ -57,33 +57,22 @@ def commands(facts: Facts) -> dict[str, str]:
     }
 
 
-def install_torch_on_windows(shell: Shell, *, gpus: Sequence[str] = (), installed: bool = False) -> str:
-    """The lines that install AMD's torch for Windows, with kernels for these GPU targets, or for every GPU.
+def install_torch(facts: Facts) -> str:
+    """The lines that install torch for ROCm on this machine: the torch that the wheel names, else the recommended."""
+    if not facts.known:
+        return "pip install torch --index-url INDEX"  # a source tree that cannot read its own versions.toml
+    given = facts.advise()
+    if not given.torch:  # nothing serves this machine: the line for any GPU
+        return _lines(facts, *advice.torch_line(facts.known, "", facts.system_name, "", _hip(facts)))
+    return _lines(facts, given.torch, given.remove)
 
-    installed: whether another torch is there. pip would keep it.
-    """
-    extras = ",".join(f"device-{target}" for target in gpus) or "device-all"
-    line = f'{shell.pip} install "torch[{extras}]" "torchvision[{extras}]" torchaudio --index-url {AMD_INDEX}'
-    gone = f"{shell.pip} uninstall -y torch torchvision torchaudio"
-    return shell.then([gone, line] if installed else [line])
 
-
-def install_torch(build: BuildInfo, *, torch: str = "", rocm: str = "") -> str:
-    """The line that installs torch for ROCm:
-
-    the versions that the wheel names, else the arguments, else the newest versions. `torch` and `rocm` are versions of
-    which the first two numbers count.
-    """
-    indexes = build.torch_indexes
-    minor = build.torch_minor or _minor(torch)
-    found = [version for version in indexes if _minor(version) == minor] or list(indexes)
-    if not found:  # a source tree, whose build info has no table
-        return f'pip install "torch=={minor}.*" --index-url {INDEX}/rocm{build.rocm or _minor(rocm)}'
-    wanted = build.rocm or _minor(rocm)
-    version = max([version for version in found if wanted in indexes[version]] or found, key=_numbers)
-    directories = indexes[version]
-    directory = directories.get(wanted) or directories[max(directories, key=_numbers)]
-    return f'pip install "torch=={version}+{directory}" --index-url {INDEX}/{directory}'
+def _lines(facts: Facts, arguments: str, remove: bool) -> str:
+    """pip's commands. remove: another torch, if one is installed, which pip would keep."""
+    shell = shell_of(facts)
+    installed = facts.probe.get("torch_error") != ""  # "" means that torch is not installed
+    gone = [f"{shell.pip} uninstall -y torch torchvision torchaudio"] if remove and installed else []
+    return shell.then([*gone, f"{shell.pip} {arguments}"])
 
 
 def site(repository: str) -> str:
@@ -93,17 +82,9 @@ def site(repository: str) -> str:
     return f"https://{owner.lower()}.github.io/{name}/" if parts.hostname == "github.com" and name else ""
 
 
-def _torch(facts: Facts) -> str:
-    """The lines that install torch for ROCm on this machine."""
-    if facts.windows:
-        installed = facts.probe.get("torch_error") != ""  # "" means that torch is not installed
-        return install_torch_on_windows(_shell(facts), gpus=facts.targets(), installed=installed)
-    return install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts))
-
-
 def _reinstall(facts: Facts) -> str:
     """The line that installs the same wheel again: from its file if the installer recorded it."""
-    build, shell = facts.build, _shell(facts)
+    build, shell = facts.build, shell_of(facts)
     again = f"{shell.pip} install --force-reinstall --no-deps"
     if facts.origin:
         return f"{again} {shell.quote(facts.origin)}"
@@ -117,36 +98,37 @@ def _reinstall(facts: Facts) -> str:
 
 def _install_triton(facts: Facts) -> str:
     """The lines that leave the one Triton that the installed torch requires."""
-    shell = _shell(facts)
+    shell = shell_of(facts)
     gone = f"{shell.pip} uninstall -y {' '.join(facts.tritons) or 'triton pytorch-triton-rocm triton-rocm'}"
     if facts.windows:
         return shell.then([gone, f"{shell.pip} install {_triton_on_windows(facts)}"])
     directory = re.search(r"\+(rocm[\d.]+)", _installed(facts))
     if not facts.torch_triton or directory is None:
-        return shell.then([gone, f"{_torch(facts)} --force-reinstall"])
-    return shell.then([gone, f'{shell.pip} install "{facts.torch_triton}" --index-url {INDEX}/{directory[1]}'])
+        return shell.then([gone, f"{install_torch(facts)} --force-reinstall"])
+    index = f"{advice.PYTORCH_INDEX}/{directory[1]}"
+    return shell.then([gone, f'{shell.pip} install "{facts.torch_triton}" --index-url {index}'])
 
 
 def _device_package(facts: Facts) -> str:
     """The line that adds the kernels of this machine's GPUs to the installed torch, from ROCm 10.0 on."""
     installed = _installed(facts)
-    extras = ",".join(f"device-{target}" for target in facts.targets() or ["gfx942"])
     _, _, directory = installed.partition("+")
-    # PyTorch's wheels name two numbers of ROCm, +rocm10.0, and AMD's wheels three.
-    of_amd = facts.windows or re.fullmatch(r"rocm(sdk\d+|\d+\.\d+\.\d+)", directory)
-    index = amd_index(installed) if of_amd else f"{INDEX}/{directory or 'rocm10.0'}"
-    return f'{_shell(facts).pip} install "torch[{extras}]=={installed}" --index-url {index}'
+    of_amd = facts.windows or not advice.of_pytorch(installed)
+    index = amd_index(facts) if of_amd else f"{advice.PYTORCH_INDEX}/{directory or 'rocm10.0'}"
+    return f'{shell_of(facts).pip} install "torch[{_extras(facts)}]=={installed}" --index-url {index}'
 
 
 def _amd_torch(facts: Facts) -> str:
     """The lines that replace torch by AMD's, which has kernels for more GPUs than PyTorch's."""
-    shell = _shell(facts)
-    if facts.windows:
-        return install_torch_on_windows(shell, gpus=facts.targets(), installed=True)
-    extras = ",".join(f"device-{target}" for target in facts.targets() or ["all"])
-    return shell.then(
-        [f"{shell.pip} uninstall -y torch", f'{shell.pip} install "torch[{extras}]" --index-url {AMD_INDEX}']
-    )
+    also = ' "torchvision[{0}]" torchaudio' if facts.windows else ""
+    arguments = f'install "torch[{{0}}]"{also} --index-url {amd_index(facts)}'
+    return _lines(facts, arguments.format(_extras(facts)), True)
+
+
+def _extras(facts: Facts) -> str:
+    """The extras of torch with its kernels for this machine's GPUs."""
+    known = facts.known
+    return (advice.devices(known, facts.targets()) if known else "") or "device-all"
 
 
 def _family_package(facts: Facts) -> str:
@@ -155,13 +137,12 @@ def _family_package(facts: Facts) -> str:
     family = next((name for start, name in FAMILIES.items() if target.startswith(start)), target)
     version, _, label = _installed(facts).partition("+")
     pin = f"=={version}+{label}" if label else ""
-    return f'{_shell(facts).pip} install "amd-torch-device-{family}{pin}" --index-url {amd_index(_installed(facts))}'
+    return f'{shell_of(facts).pip} install "amd-torch-device-{family}{pin}" --index-url {amd_index(facts)}'
 
 
-def amd_index(torch: str) -> str:
-    """AMD's index of torch that has a version such as 2.15.0+rocm10.0."""
-    major = re.search(r"\+rocm(?:sdk)?(\d+)\.", torch)
-    return AMD_NEXT_INDEX if major and int(major[1]) >= 10 else AMD_INDEX
+def amd_index(facts: Facts) -> str:
+    """AMD's index of torch for the ROCm of the installed torch."""
+    return advice.amd_index(facts.known, _hip(facts)) if facts.known else "INDEX"
 
 
 def _kernels(facts: Facts, target: str) -> str:
@@ -179,17 +160,18 @@ def _kernels(facts: Facts, target: str) -> str:
         return f"{by_triton}, which torch {OLDEST_TORCH} and newer for ROCm require."
     if facts.tritons:
         return f"{by_triton}."
-    return f"{by_triton}. Install it: `{_shell(facts).pip} install {_triton_on_windows(facts)}`."
+    return f"{by_triton}. Install it: `{shell_of(facts).pip} install {_triton_on_windows(facts)}`."
 
 
 def _triton_on_windows(facts: Facts) -> str:
     """What pip is told to install: the Triton that torch requires or AMD's own, where it is, else the one of PyPI."""
     if own := facts.torch_triton or ("triton" if "triton" in facts.tritons else ""):
-        return f'"{own}" --index-url {amd_index(_installed(facts))}'
+        return f'"{own}" --index-url {amd_index(facts)}'
     return "triton-windows"
 
 
-def _shell(facts: Facts) -> Shell:
+def shell_of(facts: Facts) -> Shell:
+    """The shell of a machine's remedies."""
     return Windows(facts.executable) if facts.windows else Posix()
 
 
@@ -221,16 +203,7 @@ def _installed(facts: Facts) -> str:
     return torch.get("version", "")
 
 
-def _rocm(facts: Facts) -> str:
-    """The ROCm to install torch for: the installed torch's, else the machine's."""
+def _hip(facts: Facts) -> str:
+    """The HIP that the installed torch is built for, "" for none."""
     torch: Mapping[str, str | None] = facts.probe.get("torch") or {}
-    return torch.get("hip") or facts.rocm
-
-
-def _minor(version: str) -> str:
-    match = re.match(r"\d+\.\d+", version)
-    return match[0] if match else ""
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
+    return torch.get("hip") or ""

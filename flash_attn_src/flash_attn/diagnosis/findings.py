@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.commands import JOB_MIB, OF_LINUX, commands
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.kernels.providers import SOURCES
-from flash_attn.kernels.targets import override
+from flash_attn.kernels.targets import override, serving_targets
 from flash_attn.runtime.environment import (
     KERNEL_SOURCE,
     MAX_LAUNCH_SECONDS,
@@ -26,6 +27,9 @@ from flash_attn.runtime.platform import PLATFORM
 DEVICE_PACKAGES = (7, 14)
 # HIP's words for code that has no kernel for the GPU.
 _NO_CODE = re.compile(r"invalid device function|InvalidDeviceFunction|NoBinaryForGpu|no kernel image is available")
+# How Windows says that Smart App Control or another policy keeps a file from being loaded.
+_BLOCKED = re.compile(r"WinError 4551|[Aa]pplication [Cc]ontrol policy|WinError 225\b|contains a virus")
+_NEWEST_HIP = "99.0"
 # How alike a variable's name is to one that is read if that was meant: upstream had more that begin as these do.
 _ALIKE = 0.92
 
@@ -64,9 +68,8 @@ _Found = Iterator[tuple[str, str]]
 
 def _torch(facts: Facts) -> _Found:
     if (error := facts.probe.get("torch_error")) is not None:
-        yield (
-            ("torch-broken", f"`import torch` fails: {error}") if error else ("torch-missing", "torch is not installed")
-        )
+        broken = "blocked" if _BLOCKED.search(error) else "torch-broken"
+        yield (broken, f"`import torch` fails: {error}") if error else ("torch-missing", "torch is not installed")
     torch, build = facts.probe.get("torch"), facts.build
     if torch is None:
         return
@@ -86,6 +89,21 @@ def _torch(facts: Facts) -> _Found:
     hip = ".".join((torch["hip"] or "").split(".")[:2])
     if build.rocm and hip and hip != build.rocm:
         yield "rocm-mismatch", f"this wheel is for ROCm {build.rocm}, torch is built for ROCm {hip}"
+    if hip and facts.devices and _torch_is_unsuitable(facts):
+        yield "torch-unsuitable", facts.advise().reason
+
+
+def _torch_is_unsuitable(facts: Facts) -> bool:
+    """Whether another torch has to be installed for this GPU; not if this one has just run a kernel on it."""
+    if not facts.known or facts.advise().state != advice.TORCH:
+        return False
+    unserved = {*facts.unserved()} & {*facts.known["targets"]}
+    return "torch_kernel" not in facts.probe or (bool(unserved) and _with_a_newer_hip(facts))
+
+
+def _with_a_newer_hip(facts: Facts) -> bool:
+    """Whether the wheel has kernels for the GPU that counts, which this HIP does not load."""
+    return any({*serving_targets(target, _NEWEST_HIP)} & {*facts.build.targets} for target in facts.unserved())
 
 
 def _cuda_without_gpu(facts: Facts) -> bool:
@@ -98,6 +116,8 @@ def _wheel(facts: Facts) -> _Found:
         yield "wheel-incomplete", f"{facts.location} lacks {', '.join(facts.lacking)}"
     if facts.installed is not None and facts.installed != facts.location:
         yield "shadowed", f"{facts.location} is imported, the wheel is installed in {facts.installed}"
+    if facts.leftovers:
+        yield "leftovers", f"pip could not remove {', '.join(facts.leftovers)}"
     if len(facts.tritons) > 1:
         named = ", ".join(f"{name} {version}" for name, version in facts.tritons.items())
         yield "two-tritons", f"{named} are all installed, and share one module"
@@ -124,7 +144,13 @@ def _machine(facts: Facts) -> _Found:
         yield "torch-runtime-in-wsl", f"torch sees no GPU, and brings a runtime of its own: {facts.torch_runtime}"
     elif hip and not devices and not facts.has_kfd:
         driver = f", which is {facts.driver}," if facts.driver else ""
-        yield "no-device-of-windows", f"torch sees no GPU; here the driver of Windows{driver} has to offer it"
+        other = facts.driver and not re.search("AMD|Radeon|ATI ", facts.driver)
+        yield (
+            "no-device-of-windows",
+            f"torch sees no GPU, and Windows has no driver of AMD but only {facts.driver}"
+            if other
+            else f"torch sees no GPU; here the driver of Windows{driver} has to offer it",
+        )
     elif hip and not devices:
         yield "no-device", "torch sees no GPU, though /dev/kfd is there"
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))
@@ -149,22 +175,26 @@ def _backend(facts: Facts) -> _Found:
     except ValueError as error:
         yield "triton-not-selected", str(error)
     unserved = facts.unserved()
-    if facts.build.targets and unserved:
+    under_zluda = unserved and unserved[0].startswith("sm_") and {*facts.targets()} & {*facts.known.get("targets", ())}
+    if facts.build.targets and unserved and not under_zluda:
         relative = (override(unserved[0]) or ("",))[0]
         by_relative = relative in facts.build.targets and not facts.windows
         key = "target-of-a-relative" if by_relative else "target-missing"
-        yield key, f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
+        if by_relative or not (_torch_is_unsuitable(facts) and _with_a_newer_hip(facts)):
+            yield key, f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
     if place := facts.place():
         first, own = (
             f"GPU {number} is {facts.devices[number]['name']}, {facts.devices[number]['target']}"
             for number in (0, place)
         )
-        yield "another-gpu", f"{first}, for which the wheel has no kernels, and {own}, for which it has"
+        why = "is inside the processor" if facts.serves(facts.devices[0]) else "the wheel is not for"
+        yield "another-gpu", f"{first}, which {why}, and {own}, which it is for"
     problems = facts.probe.get("info", {}).get("problems", [])
     if drivers := [problem for problem in problems if "no GPU driver" in problem]:
         yield "no-driver", drivers[0]
-    if broken := [problem for problem in problems if "reinstall the wheel" in problem]:
-        yield "wheel-incomplete", broken[0]
+    said = [*problems, facts.probe.get("error", "")]
+    if broken := [problem for problem in said if "reinstall the wheel" in problem]:
+        yield "blocked" if _BLOCKED.search(broken[0]) else "wheel-incomplete", broken[0]
 
 
 def _variables(facts: Facts) -> _Found:
@@ -189,18 +219,25 @@ def _variables(facts: Facts) -> _Found:
 
 
 def _call(facts: Facts) -> _Found:
-    call = facts.probe.get("call")
+    call, error = facts.probe.get("call"), facts.probe.get("error", "")
     hip = (facts.probe.get("torch") or {}).get("hip") or "0"
-    invalid_image = re.search(r"InvalidImage|kernel image is invalid", facts.probe.get("error", ""))
     version = (facts.probe.get("torch") or {}).get("version") or ""
     targets = {device["target"] for device in facts.devices[facts.place() :][:1]}  # of the GPU that was called
-    of_torch = invalid_image and "torch_kernel" not in facts.probe and _numbers(hip) >= DEVICE_PACKAGES
-    if of_torch and "gfx90a" in targets and _numbers(version) == (2, 12):
+    invalid_image = re.search(r"InvalidImage|kernel image is invalid|invalid kernel file", error)
+    no_code = (_NO_CODE.search(error) or invalid_image) and "torch_kernel" not in facts.probe
+    packages = _numbers(hip) >= DEVICE_PACKAGES and (invalid_image or facts.windows)
+    if no_code and facts.place():
+        pass  # torch has no kernels for the first GPU, which is not the one that counts: `another-gpu`
+    elif no_code and packages and "gfx90a" in targets and _numbers(version) == (2, 12):
         yield "device-package-empty", f"torch {version} loads an empty file instead of its kernels for gfx90a"
-    elif of_torch:
+    elif no_code and packages and not {*facts.known.get("targets", targets)}.isdisjoint(targets):
         yield "device-package-missing", f"torch {version} has no kernels for the GPU here"
-    elif targets and "torch_kernel" not in facts.probe and _NO_CODE.search(facts.probe.get("error", "")):
+    elif no_code and {*facts.known["targets"]} & targets and not _torch_is_unsuitable(facts):
         yield "torch-lacks-gpu", f"torch {version} has no kernels for {', '.join(sorted(targets))}"
+    elif no_code:
+        pass  # `torch-unsuitable` or `target-missing`
+    elif "reinstall the wheel" in error:
+        pass  # `wheel-incomplete` or `blocked`
     elif "error" in facts.probe:
         yield "call-failed", facts.probe["error"]
     elif facts.died:

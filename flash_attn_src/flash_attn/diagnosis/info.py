@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import sys
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from flash_attn import backends
 from flash_attn.backends.sources import explain
 from flash_attn.calls import attention_call
-from flash_attn.diagnosis.commands import install_torch, install_torch_on_windows
-from flash_attn.diagnosis.shells import Windows
+from flash_attn.diagnosis.commands import install_torch
+from flash_attn.diagnosis.survey import Facts
 from flash_attn.kernels.targets import TARGETS, compiled, override, serving_targets
 from flash_attn.runtime import jit
 from flash_attn.runtime.build_info import BuildInfo, build_command, load
@@ -72,10 +73,10 @@ def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]
     """What does not fit between the wheel and the torch that runs (its version, its HIP version or None)."""
     problems = []
     minor = ".".join(running.split(".")[:2])
-    if PLATFORM.is_windows:
-        line = install_torch_on_windows(Windows(sys.executable), installed=True)
-    else:
-        line = install_torch(build, torch=running, rocm=hip or "")
+    probe = {"torch": {"version": running, "hip": hip}, "devices": []}
+    python = platform.python_version()
+    here = Facts(build=build, python=python, executable=sys.executable, windows=PLATFORM.is_windows, probe=probe)
+    line = install_torch(here)
     if build.torch_minor and minor != build.torch_minor:
         problems.append(
             f"this wheel is for torch {build.torch_minor}, torch {running} is running: `{line}`, or install the "
@@ -134,8 +135,8 @@ def _remedy(build: BuildInfo, target: str) -> str:
 
 
 def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:
-    platform = "hip" if torch.version.hip else "cuda" if torch.version.cuda else None
-    if platform is None:
+    runtime = "hip" if torch.version.hip else "cuda" if torch.version.cuda else None
+    if runtime is None:
         return None, []
     try:
         module = importlib.import_module("flash_attn._launcher")
@@ -144,8 +145,8 @@ def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:
             return None, []  # a source tree
         return None, [f"the launcher does not load ({error}): reinstall the wheel"]
     try:
-        return module.bind(platform), []
+        return module.bind(runtime), []
     except RuntimeError as error:
-        if build.for_rocm and platform == "cuda":
+        if build.for_rocm and runtime == "cuda":
             return None, []  # torch for ROCm is missing (see torch_problems), not an NVIDIA driver
         return None, [f"no GPU driver: {error}"]

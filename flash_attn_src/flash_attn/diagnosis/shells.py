@@ -26,6 +26,10 @@ class Shell(ABC):
         """A path as an argument."""
 
     @abstractmethod
+    def delete(self, paths: Sequence[str]) -> str:
+        """The command that deletes directories, in backticks."""
+
+    @abstractmethod
     def assign(self, name: str, value: str) -> str:
         """The command that sets an environment variable, in backticks."""
 
@@ -45,6 +49,9 @@ class Posix(Shell):
 
     def quote(self, path: str) -> str:
         return shlex.quote(path)
+
+    def delete(self, paths: Sequence[str]) -> str:
+        return f"`rm -r {' '.join(map(shlex.quote, paths))}`"
 
     def assign(self, name: str, value: str) -> str:
         return f"`export {name}={value}`"
@@ -70,6 +77,11 @@ class Windows(Shell):
 
     def quote(self, path: str) -> str:
         return f'"{path}"'
+
+    def delete(self, paths: Sequence[str]) -> str:
+        in_powershell = ", ".join(f'"{path}"' for path in paths)
+        in_cmd = " ".join(f'"{path}"' for path in paths)
+        return f"`Remove-Item -Recurse -Force {in_powershell}` (PowerShell) or `rmdir /s /q {in_cmd}` (cmd)"
 
     def assign(self, name: str, value: str) -> str:
         return f'`$env:{name} = "{value}"` (PowerShell) or `set {name}={value}` (cmd)'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import functools
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.endings import ending
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import build_info, store
@@ -56,6 +58,7 @@ class Facts:
     the wheel was installed from, "" for a package index. rocm: version of the ROCm on this machine, "" for none.
     torch_triton: the Triton that the installed torch requires, as pip takes it. has_kfd: whether GPUs are reached
     through /dev/kfd here. windows: whether the system is Windows, outside of WSL. executable: path of the Python.
+    leftovers: directories of packages that pip could not remove, because a program had their files open.
     replaced_hip: on Windows, torch's own HIP runtime where the process has loaded another file in its place. rocdxg and
     torch_runtime: in WSL, the library between ROCm and Windows, and torch's own copy of ROCm's runtime; "" for none.
     """
@@ -69,6 +72,7 @@ class Facts:
     installed: str | None = None
     origin: str = ""
     lacking: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
     kfd: Access | None = None
     dxg: Access | None = None
     has_kfd: bool = True
@@ -89,6 +93,11 @@ class Facts:
     log: str = ""
 
     @property
+    def known(self) -> Mapping[str, Any]:
+        """What is known of versions and GPUs, for `advice`."""
+        return known(self.build)
+
+    @property
     def devices(self) -> list[dict[str, Any]]:
         """The GPUs that torch sees, in its order."""
         return self.probe.get("devices") or []
@@ -99,16 +108,45 @@ class Facts:
         return not {*serving_targets(device["target"], hip)}.isdisjoint(self.build.targets)
 
     def place(self) -> int:
-        """torch's number of the GPU that the doctor calls: the first one that the wheel has kernels for, else 0."""
-        return next((place for place, device in enumerate(self.devices) if self.serves(device)), 0)
+        """torch's number of the GPU that counts, which the doctor calls; 0 without a GPU."""
+        targets = [device["target"] for device in self.devices]
+        return advice.place(self.known, targets, [*map(self.serves, self.devices)]) if targets else 0
 
     def targets(self) -> list[str]:
-        """The targets of the GPUs that count here: those that the wheel has kernels for, else all of them."""
-        return sorted({device["target"] for device in [*filter(self.serves, self.devices)] or self.devices})
+        """The targets of the GPUs that count here: the cards, else the GPUs in processors. Without torch, or under
+        ZLUDA, a GPU is known by the name that the driver gives it.
+        """
+        if not self.known:
+            return sorted({device["target"] for device in [*filter(self.serves, self.devices)] or self.devices})
+        named = [device["target"] for device in self.devices if device["target"].startswith("gfx")]
+        names = [
+            *(device["name"] for device in self.devices),
+            *re.findall(r"[(;] ?([^();]*(?:\(TM\)[^();]*)?)", self.driver),
+        ]
+        gpus = named or [*filter(None, (advice.target(self.known, name) for name in names))]
+        return sorted(advice.counting(self.known, gpus, self.system_name))
 
     def unserved(self) -> list[str]:
-        """The targets of the GPUs here, if the wheel has kernels for none of them."""
-        return [] if any(map(self.serves, self.devices)) else self.targets()
+        """The target of the GPU that counts, if the wheel has no kernels for it."""
+        device = self.devices[self.place()] if self.devices else None
+        return [device["target"]] if device is not None and not self.serves(device) else []
+
+    @property
+    def system_name(self) -> str:
+        return "windows" if self.windows else "linux"
+
+    def advise(self) -> advice.Advice:
+        """What to install on this machine."""
+        torch = self.probe.get("torch") or {}
+        question = advice.Question(
+            gpus=self.targets(),
+            system=self.system_name,
+            python=advice.minor(self.python),
+            torch=torch.get("version") or "",
+            hip=torch.get("hip") or "",
+            pinned=(self.build.torch_minor, self.build.rocm),
+        )
+        return advice.advise(self.known, question)
 
     def hiding(self) -> list[str]:
         """The variables that may hide a GPU: of all GPUs, or the GPU that the wheel is for.
@@ -118,14 +156,16 @@ class Facts:
         named = [name for name in self.variables if name.endswith("_VISIBLE_DEVICES")]
         effective = [name for name in named if not (self.windows and name.startswith("ROCR_"))]
         if self.devices:
-            return effective if self.build.targets and self.unserved() else []
+            known = self.known.get("targets", {})
+            inside = all(known.get(device["target"], {}).get("integrated") for device in self.devices)
+            return effective if inside or (self.build.targets and self.unserved()) else []
         return [name for name in effective if not _BEGINS_WITH_FIRST.match(self.variables[name])]
 
 
 def survey(log: str = "") -> Facts:
     """The facts of this machine; takes as long as importing torch and one call."""
-    build = build_info.load()
     package = Path(__file__).resolve().parent.parent
+    build = build_info.load()
     answers, died = run_probe()
     return Facts(
         python=f"{platform.python_version()} ({sys.executable})",
@@ -137,6 +177,7 @@ def survey(log: str = "") -> Facts:
         installed=installed(),
         origin=origin(),
         lacking=tuple(lacking(build, package)),
+        leftovers=tuple(leftovers(package.parent)),
         kfd=access(KFD),
         dxg=access(DXG),
         has_kfd=PLATFORM.has_kfd,
@@ -156,6 +197,36 @@ def survey(log: str = "") -> Facts:
         died=died,
         log=log,
     )
+
+
+# Run in a process of its own, because the package imports nothing of the pipeline.
+_FACTS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from rocm_wheels.matrix import advice_facts, versions
+print(json.dumps(advice_facts.facts(versions.load())))
+"""
+
+
+def known(build: build_info.BuildInfo) -> Mapping[str, Any]:
+    """What a wheel knows of versions and GPUs; in a source tree, what versions.toml says, {} if it is not read."""
+    return build.advice or _of_the_sources()
+
+
+@functools.cache
+def _of_the_sources() -> Mapping[str, Any]:
+    for parent in Path(__file__).resolve().parents[2:5]:
+        if (parent / "rocm_wheels" / "versions.toml").is_file():
+            done = subprocess.run(
+                [sys.executable, "-c", _FACTS, str(parent)], capture_output=True, encoding="utf-8", check=False
+            )
+            return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+    return {}
+
+
+def leftovers(directory: Path) -> Iterable[str]:
+    """What pip leaves of a package whose files are open: its directory, with ~ in place of the first letter."""
+    return (str(path) for path in sorted(directory.glob("~*")) if re.match(r"~(lash_attn|orch)", path.name))
 
 
 def installed() -> str | None:

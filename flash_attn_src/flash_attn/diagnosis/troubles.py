@@ -62,6 +62,22 @@ TROUBLES = (
         remedy="Replace torch by its build for ROCm: `{torch}`.",
     ),
     Trouble(
+        key="blocked",
+        title="Windows blocks a file",
+        sign="`WinError 4551` or `An Application Control policy has blocked this file`: the file is there, and Windows "
+        "does not load it",
+        windows="Smart App Control and policies of companies block libraries without a signature, such as torch's and "
+        "this wheel's. Smart App Control: Windows Security, App & browser control, Smart App Control settings, Off. "
+        "A company's policy: its administrator allows {location}. Where a virus scanner has removed the file, restore "
+        "it in the scanner, exclude that directory, then `{reinstall}`.",
+    ),
+    Trouble(
+        key="torch-unsuitable",
+        title="torch does not fit this GPU",
+        sign="`invalid device function` or no kernels for a new GPU, with a torch for an older ROCm or for other GPUs",
+        remedy="Install the torch for this GPU: `{torch}`.",
+    ),
+    Trouble(
         key="torch-minor",
         title="Another torch than the wheel's",
         sign="pip installed the wheel with `--no-deps`, or replaced torch afterwards",
@@ -82,7 +98,17 @@ TROUBLES = (
         sign="an error that ends with `reinstall the wheel`: `the launcher does not load ...`, `the kernel store ... "
         "cannot be read ...`",
         remedy="Install the wheel again: `{reinstall}`.",
+        windows="Install the wheel again: `{reinstall}`. If a file is missing again afterwards, a virus scanner "
+        "removes it: restore it there, and exclude {location}.",
         log=r"No module named 'flash_attn\.|: reinstall the wheel",
+    ),
+    Trouble(
+        key="leftovers",
+        title="A package that pip could not remove",
+        sign="a directory such as `~lash_attn` beside the packages, and pip warns of an `invalid distribution`",
+        remedy="A program, such as ComfyUI, had its files open while pip ran. Close it, then {leftovers}, and install "
+        "again: `{reinstall}`.",
+        note=True,
     ),
     Trouble(
         key="shadowed",
@@ -241,7 +267,7 @@ TROUBLES = (
         sign="`this flash_attn has no kernels for gfx1031`, or another of gfx1031 to gfx1036, gfx1103, gfx1152, "
         "gfx1153",
         remedy="{override} before Python starts: HIP then loads the kernels of the relative. AMD does not support "
-        "it, and `python -m flash_attn.selftest` says whether the results are right.",
+        "it, and `{python} -m flash_attn.selftest` says whether the results are right.",
         windows=None,
     ),
     Trouble(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from flash_attn.kernels import targets
 from flash_attn.runtime.platform import PLATFORM
@@ -33,7 +34,7 @@ class BuildInfo:
     """The defaults are those of a source tree. torch and rocm are the wheel's, "" where it is for any.
 
     repository: address of the repository that the wheel was built from, "" where the build did not know it.
-    torch_indexes: version of torch -> ROCm -> directory of PyTorch's wheel index, as the build knew them.
+    advice: what diagnosis/advice.py knows of versions and GPUs, {} in a source tree.
     planner: sha256 of `_ck_planner.so`, "" where the wheel has none.
     """
 
@@ -46,7 +47,7 @@ class BuildInfo:
     python: str = ""
     compiler: str = ""
     repository: str = ""
-    torch_indexes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    advice: Mapping[str, Any] = field(default_factory=dict)
     commit: str = ""
     planner: str = ""
 

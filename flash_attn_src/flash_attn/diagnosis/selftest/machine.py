@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from flash_attn.diagnosis.survey import TRITONS
+from flash_attn.diagnosis import advice
+from flash_attn.diagnosis.survey import TRITONS, known
 from flash_attn.kernels.targets import serving_targets
+from flash_attn.runtime.build_info import load
 from flash_attn.runtime.platform import PLATFORM
 
 # Variables that change what runs. Their values are numbers, targets or TRUE. Only these variables are reported.
@@ -27,10 +29,10 @@ _VARIABLES = (
 
 
 def chosen(targets: tuple[str, ...]) -> int | None:
-    """The first GPU that the wheel has kernels for, else the first one, None without a GPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    fit = (index for index in range(count) if set(serving_targets(target(index), torch.version.hip)) & set(targets))
-    return next(fit, 0 if count else None)
+    """The GPU that counts here, as `advice.place` has it; None without a GPU."""
+    devices = [target(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    served = [bool({*serving_targets(device, torch.version.hip)} & {*targets}) for device in devices]
+    return advice.place(known(load()), devices, served) if devices else None
 
 
 def target(index: int) -> str:
