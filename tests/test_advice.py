@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import advice_oracle
@@ -18,6 +19,7 @@ from rocm_wheels.matrix import advice_facts, versions
 from rocm_wheels.publish import answers, which
 from rocm_wheels.publish.templates import TEMPLATES
 
+ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = [f"3.{minor}" for minor in range(8, 17)]
 TORCHES = ["", *(f"2.{minor}" for minor in range(3, 17))]
 ROCMS = ["", "5.7", "6.0", *advice_oracle.DATA["rocm"], "10.2"]
@@ -144,6 +146,34 @@ def test_machines(
     assert words in " ".join([given.reason, given.torch, *given.notes])
     if system in advice.SYSTEMS:
         assert on_page(page, [want(asked)]) == [as_json(given)]
+
+
+_ON_PAGES = re.compile(r"""pip (install "?torch(?![a-z])[^`\n]*--index-url [^`\s]+)""")
+
+
+def test_the_pages_install_what_the_adviser_recommends() -> None:
+    """For a GPU that a line names, on Linux or Windows, with a torch for another ROCm or without one."""
+    lines = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        lines += [(page.name, line) for line in _ON_PAGES.findall(page.read_text(encoding="utf-8"))]
+    assert {page for page, _ in lines} >= {"README.md", "windows.md", "comfyui.md", "strix-halo.md"}
+    for page, line in lines:
+        if "TORCH" in line or "GPU" in line:  # troubleshooting.md, README.md: the doctor or the reader fills it in
+            continue
+        gpus = re.findall(r"device-(gfx\w+)", line) or ["gfx1201"]
+        asked = [(system, hip) for system in advice.SYSTEMS for hip in ("", "10.0")]
+        told = {
+            advice.torch_line(FACTS, gpu, system, "", hip, advice.devices(FACTS, [gpu]))[0]
+            for gpu in gpus
+            for system, hip in asked
+        }
+        # A table may name AMD's torch beside PyTorch's, which is the one that is recommended.
+        told |= {
+            f'install "torch[device-{gpu}]" --index-url {advice.amd_index(FACTS, hip)}'
+            for gpu in gpus
+            for hip in ("", "10.0")
+        }
+        assert line in told, page
 
 
 def test_free_threaded_pythons_are_refused() -> None:

@@ -52,7 +52,9 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "docs" / "published.json").write_text("[]")
     (gpus, gpus_end), (versions, versions_end) = coverage.GPUS, coverage.COVERAGE
     (tmp_path / "CHANGELOG.md").write_text(f"{''.join(coverage.STATUS)}\n")
-    (tmp_path / "README.md").write_text(f"{''.join(coverage.STATUS)}\nbefore\n{gpus}\nold\n{gpus_end}\nbetween\n")
+    (tmp_path / "README.md").write_text(
+        f"{''.join(coverage.STATUS)}\n{''.join(coverage.INSTALL)}\nbefore\n{gpus}\nold\n{gpus_end}\nbetween\n"
+    )
     (tmp_path / coverage.VERSIONS_PAGE).write_text(f"between\n{versions}\nold\n{versions_end}\nafter\n")
     return tmp_path
 
@@ -145,7 +147,8 @@ def test_readme_and_badges_are_up_to_date(data: Versions) -> None:
 def test_before_the_first_release(root: Path, data: Versions) -> None:
     readme, page, *badges, _ = coverage.generated(root, data).values()
     assert readme.startswith(
-        f"{STATUS}\nbefore\n{coverage.GPUS[0]}\n| GPU | target | kernels | ROCm from | run on hardware |"
+        f"{STATUS}\n{coverage.INSTALL[0]}\n\n       python3 -m venv env && . env/bin/activate\n"
+        '       pip install "torch==2.14.1+rocm7.2" --index-url https://download.pytorch.org/whl/rocm7.2\n'
     )
     assert f"{coverage.COVERAGE[0]}\nNothing is published yet, and nothing has been run on an AMD GPU." in page
     assert "old" not in readme + page
@@ -153,7 +156,9 @@ def test_before_the_first_release(root: Path, data: Versions) -> None:
     assert page.startswith("between\n")
     assert page.endswith(f"{coverage.COVERAGE[1]}\nafter\n")
     assert f"| ROCm | {', '.join(data.rocm)} | 6.1, 6.2, 7.2, 7.14, 10.0, 10.1 | none yet |" in page
-    assert "| Radeon RX 7600, RX 7600 XT | gfx1102 | Triton | 6.1 | not yet |" in readme
+    assert "| RX 9060 XT; RX 9070, RX 9070 GRE, RX 9070 XT, R9700 | gfx1200, gfx1201 | PyTorch, ROCm 7.2 |" in readme
+    assert "| RX 5600, RX 5600 XT, RX 5700, RX 5700 XT, W5700; V520; RX 5300" in readme
+    assert "| gfx1010, gfx1011, gfx1012 | AMD | Triton | not yet |" in readme
     assert "`HSA_OVERRIDE_GFX_VERSION=10.3.0` for gfx1031 to gfx1036" in readme
     assert [ET.fromstring(badge).attrib["aria-label"] for badge in badges] == [
         "wheels: none yet",
