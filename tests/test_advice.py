@@ -154,8 +154,8 @@ _ON_PAGES = re.compile(r"""pip (install "?torch(?![a-z])[^`\n]*--index-url [^`\s
 def test_the_pages_install_what_the_adviser_recommends() -> None:
     """For a GPU that a line names, on Linux or Windows, with a torch for another ROCm or without one."""
     lines = []
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        lines += [(page.name, line) for line in _ON_PAGES.findall(page.read_text(encoding="utf-8"))]
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        lines += [(path.name, line) for line in _ON_PAGES.findall(path.read_text(encoding="utf-8"))]
     assert {page for page, _ in lines} >= {"README.md", "windows.md", "comfyui.md", "strix-halo.md"}
     for page, line in lines:
         if "TORCH" in line or "GPU" in line:  # troubleshooting.md, README.md: the doctor or the reader fills it in
