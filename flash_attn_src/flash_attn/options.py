@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from flash_attn.block_mask import BlockMask
 from flash_attn.kernels.modifiers import DOORS, Permissions
+from flash_attn.mask import Mask
 
 Window = tuple[int, int]
 
@@ -116,7 +116,7 @@ class Options:
     attn_bias        q's dtype or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k): added to the scores after softcap,
                      -inf hides a key; dense tensors only, without dropout and ALiBi
     rng_state        int64 (2,): where dropout's random numbers come from; None with dropout: the backend draws it
-    block_mask       which blocks of keys a block of queries sees; dense tensors only
+    mask             which keys each query sees, by blocks, ranges and ids; dense tensors only
     """
 
     # schema: the type of an option in the schema of a custom operator.
@@ -130,7 +130,7 @@ class Options:
     s_aux: torch.Tensor | None = field(default=None, metadata=_tensor("heads", learned=True))
     attn_bias: torch.Tensor | None = field(default=None, metadata=_tensor("scores", learned=True))
     rng_state: torch.Tensor | None = field(default=None, metadata=_tensor(of="dropout_p"))
-    block_mask: BlockMask | None = None
+    mask: Mask | None = None
 
     @property
     def scale(self) -> float:
@@ -160,7 +160,7 @@ def replace(value: _Value, **changes: Any) -> _Value:
 def plan_key(options: Options) -> tuple[object, ...] | None:
     """All options, for the key of a plan; None if one of them is a tensor or a mask, which no plan has."""
     kind = FIELDS[type(options)]
-    if options.block_mask is not None:
+    if options.mask is not None:
         return None
     for name in kind.tensors:
         if getattr(options, name) is not None:
@@ -168,7 +168,7 @@ def plan_key(options: Options) -> tuple[object, ...] | None:
     return tuple([getattr(options, name) for name in kind.plain])
 
 
-# The options as arguments of a custom operator. A block mask has operators of its own.
+# The options as arguments of a custom operator. A mask has operators of its own.
 ARGUMENTS = tuple(x.name for x in fields(Options) if x.metadata)
 SCHEMA = ", ".join(f"{x.metadata['schema']} {x.name}" for x in fields(Options) if x.metadata)
 
@@ -200,7 +200,7 @@ def learned(options: Options) -> list[torch.Tensor | None]:
 # Who serves what: the rows of `modifiers.DOORS`.
 TRITON = Door("triton")
 WITH_BIAS = Door("triton-bias")
-WITH_BLOCK_MASK = Door("triton-blocks")
+WITH_MASK = Door("triton-mask")
 PROBABILITIES = Door("probabilities")
 TORCH = Door("torch")
 CK_FORWARD = Door("ck-fwd")

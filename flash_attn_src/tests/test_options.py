@@ -149,7 +149,7 @@ def test_every_number_of_a_call_is_in_the_key_of_its_plan() -> None:
     changes = {
         "softmax_scale": 2.0, "causal": True, "window_size": (3, -1), "softcap": 1.5, "attention_chunk": 4,
     }  # fmt: skip
-    numbers = {name for name in options.FIELDS[Options].plain if name not in ("dropout_p", "block_mask")}
+    numbers = {name for name in options.FIELDS[Options].plain if name not in ("dropout_p", "mask")}
     assert numbers == changes.keys()  # a new one belongs here
     keys = {triton_attention._plan_key(replace(call, **{name: value})) for name, value in changes.items()}
     assert len(keys | {triton_attention._plan_key(call)}) == 1 + len(changes)
@@ -164,7 +164,7 @@ def test_a_backward_gets_every_option() -> None:
 def test_an_operator_has_every_option() -> None:
     for op in ("_extended_forward", "_extended_backward", "_fp8_forward", "_flash_attn_with_kvcache"):
         names = {argument.name for argument in getattr(torch.ops.flash_attn, op).default._schema.arguments}
-        assert {x.name for x in fields(Options)} - names == {"block_mask"}, op
+        assert {x.name for x in fields(Options)} - names == {"mask"}, op
 
 
 def test_replace_changes_options_too_and_knows_every_name() -> None:

@@ -19,7 +19,7 @@ LAYERS = (
     ("kernels", "_launcher"),
     ("runtime",),
     ("api",),
-    ("block_mask", "options", "calls", "memory"),
+    ("block_mask", "mask", "options", "calls", "memory"),
     ("arguments",),
     ("rng", "dmask", "tracing"),
     ("backends",),

@@ -114,7 +114,7 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
-    if call.options.block_mask is not None:
+    if call.options.mask is not None:
         return BLOCKS
     if _is_flushed(call.q):
         return FLUSHED

@@ -10,8 +10,10 @@ import torch
 from flash_attn.arguments import diagnose_switches
 from flash_attn.arguments.diagnosis import check_strided
 from flash_attn.block_mask import BlockMask, check_block_size
-from flash_attn.calls import AttentionCall, Options, Window
-from flash_attn.sparse.attention import MAX_HEAD_DIM, flash_attn_block_sparse_func
+from flash_attn.calls import AttentionCall, Options, Window, replace
+from flash_attn.mask import Mask
+from flash_attn.masked import MAX_HEAD_DIM, as_arguments
+from flash_attn.sparse.attention import flash_attn_block_sparse_func
 
 _NAME = "block_sparse_tensors"
 
@@ -134,11 +136,10 @@ def gradients_over_blocks(
             f"{_NAME}"
         )
     mask = mask_of_lists(tensors, call.q, call.k, by_keys=True)
-    options = (mask.seen, *mask.block_size, call.options.scale, False, *call.options.window_size)
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.flash_attn._block_sparse_backward(
-        dout, call.q, call.k, call.v, out, lse, *options
+    dq, dk, dv, _ = torch.ops.flash_attn._masked_backward(
+        dout, call.q, call.k, call.v, out, lse, *as_arguments(Mask(mask), replace(call.options, causal=False))
     )
-    return gradients
+    return dq, dk, dv
 
 
 def attend_to_blocks(

@@ -7,38 +7,21 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch._higher_order_ops.flex_attention import flex_attention as _flex
-from torch.nn.attention import flex_attention as torch_flex
 
-from flash_attn.arguments.diagnosis import LEAST, MOST
 from flash_attn.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from flash_attn.flex.plan import Part, Parts, Plan, Sparse, plan
 from flash_attn.flex.request import request
 from flash_attn.flex.terms import UntraceableError
-from flash_attn.flex.values import values
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.attention import laid_out, reason_to_pass_on
 from flash_attn.sdpa.modes import is_stand_in, recorder
+from flash_attn.sparse import flash_attn_block_sparse_func
 
 _MOST_SPARSE_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _MOST_SOFTCAP = 4096.0
 # PyTorch's mask of no block has blocks of this size.
 _NO_MASK_BLOCK = 1 << 30
-
-# Options of PyTorch's kernels that change no result, with or without `fwd_` and `bwd_`.
-_HINTS = {
-    *("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages", "kpack"),
-    *(
-        "matrix_instr_nonkdim",
-        "waves_per_eu",
-        "PRESCALE_QK",
-        "ROWS_GUARANTEED_SAFE",
-        "BLOCKS_ARE_CONTIGUOUS",
-        "WRITE_DQ",
-    ),
-    *("FORCE_USE_FLEX_ATTENTION", "USE_TMA", "SPLIT_KV"),
-}
 
 _Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -64,24 +47,30 @@ def attention_or_reason(
         return "a trace of PyTorch"
     if type(scale) not in (int, float, NoneType):
         return "arguments of other types"
-    query, key, value = _cast(query, key, value)
     reason = reason_to_pass_on(query, key, value, None, 0.0, False, enable_gqa, scale)
     reason = reason or _reason(query, key, score_mod, block_mask, return_lse, kernel_options, return_aux)
     if reason is not None:
         return reason
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if block_mask is not None and block_mask.BLOCK_SIZE[0] >= _NO_MASK_BLOCK:
         block_mask = None
     try:
-        understood = _understood(query, key, value, score_mod, block_mask, scale, wants_lse)
-    except Exception as error:  # PyTorch computes what is not understood, or raises its own error
-        return f"score_mod or mask_mod: {error if isinstance(error, UntraceableError) else repr(error)}"
-    if isinstance(understood, str):
-        return understood
-    made, query, factor, softcap = understood
-    has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    try:
-        out, lse = _attention(made, query, key, value, factor, softcap)
+        asked = request(score_mod, block_mask, sizes, query.device)
+        factor = (query.shape[-1] ** -0.5 if scale is None else scale) * asked.score.factor
+        if not factor > 0.0:
+            return "a scale that is not positive"
+        if asked.score.softcap > _MOST_SOFTCAP:
+            return f"a soft cap above {_MOST_SOFTCAP:g}"
+        has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+        if (has_gradient and asked.score.softcap) or (wants_lse and asked.is_learned):
+            return "a gradient of the logsumexp through a soft cap or a learned score_mod"
+        made = plan(asked)
+        if isinstance(made, str):
+            return made
+        out, lse = _attention(made, query, key, value, factor, asked.score.softcap)
+    except UntraceableError as error:
+        return f"score_mod or mask_mod: {error}"
     except (KernelError, NotImplementedError) as error:
         return f"no kernel: {error}"
     out = laid_out(out.transpose(1, 2), query)
@@ -93,47 +82,11 @@ def attention_or_reason(
     return (out, lse) if return_aux is None else (out, _auxiliary(return_aux, lse))
 
 
-def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in autocast's type, if autocast is on and PyTorch's flex_attention casts them, too."""
-    if not (torch._C._is_any_autocast_enabled() and all(isinstance(x, torch.Tensor) for x in tensors)):
-        return tensors
-    kind = tensors[0].device.type
-    rule = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}.get(kind)
-    if not torch.is_autocast_enabled(kind) or rule not in _flex.py_kernels:
-        return tensors
-    wanted = torch.get_autocast_dtype(kind)
-    return tuple(x.to(wanted) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors)
-
-
-def _understood(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: Any, scale: float | None,
-    wants_lse: bool,
-) -> tuple[Plan, torch.Tensor, float, float] | str:  # fmt: skip
-    """(plan, the query times factors of its own, the scale, the soft cap), or why PyTorch gets the call."""
-    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    asked = request(score_mod, block_mask, sizes, query.device)
-    factor = (query.shape[-1] ** -0.5 if scale is None else scale) * asked.score.factor
-    if not factor > 0.0:
-        return "a scale that is not positive"
-    if not LEAST <= factor <= MOST:
-        return "a scale that fp32 does not hold as a normal number"
-    if asked.score.softcap > _MOST_SOFTCAP:
-        return f"a soft cap above {_MOST_SOFTCAP:g}"
-    has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    if (has_gradient and asked.score.softcap) or (wants_lse and asked.is_learned):
-        return "a gradient of the logsumexp through a soft cap or a learned score_mod"
-    has_sparse = query.shape[-1] == value.shape[-1] <= _MOST_SPARSE_DIM
-    made = plan(asked, query.dtype, has_sparse=has_sparse)
-    if isinstance(made, str):
-        return made
-    for term in asked.score.factors:
-        query = (query * values(term, asked.places(), query.device)).to(query.dtype)
-    return made, query, factor, asked.score.softcap
-
-
 def _auxiliary(asked: Any, lse: torch.Tensor | None) -> Any:
+    from torch.nn.attention.flex_attention import AuxOutput
+
     assert not asked.max_scores
-    return torch_flex.AuxOutput(lse=lse, max_scores=None)
+    return AuxOutput(lse=lse, max_scores=None)
 
 
 def _reason(
@@ -143,15 +96,19 @@ def _reason(
     """Why these kernels cannot serve a call whose tensors they take; a wrong call has a reason, too."""
     if query.dim() != 4:
         return "tensors of other than 4 dimensions"
-    if kernel_options and not _are_hints(kernel_options):
-        return "kernel_options that are no hints"
+    if query.dtype is torch.float32 and torch.is_autocast_enabled(query.device.type):
+        return "fp32 under autocast"
+    if kernel_options:
+        return "kernel_options, which are for PyTorch's kernels"
     if not (score_mod is None or callable(score_mod)) or type(return_lse) is not bool:
         return "arguments of other types"
     if return_aux is not None and (return_lse or return_aux.max_scores):
         return "max_scores, or return_lse together with return_aux"
     if block_mask is None:
         return None
-    if not isinstance(block_mask, torch_flex.BlockMask):
+    from torch.nn.attention.flex_attention import BlockMask
+
+    if not isinstance(block_mask, BlockMask):
         return "arguments of other types"
     lists = block_mask.kv_num_blocks
     if lists.device != query.device:
@@ -164,21 +121,15 @@ def _reason(
     return None
 
 
-def _are_hints(kernel_options: Any) -> bool:
-    return type(kernel_options) is dict and all(
-        isinstance(name, str) and name.removeprefix("fwd_").removeprefix("bwd_") in _HINTS for name in kernel_options
-    )
-
-
 def _attention(
     made: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, softcap: float
 ) -> _Result:
     """Out (batch, seqlen_q, heads, head_dim) and the logsumexp, fp32 (batch, heads, seqlen_q)."""
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if isinstance(made, Sparse):
-        from flash_attn.sparse import flash_attn_block_sparse_func  # registers operators, which takes time
-
-        result = flash_attn_block_sparse_func(q, k, v, made.mask, scale, window_size=made.window, return_lse=True)
+        if not q.shape[-1] == v.shape[-1] <= _MOST_SPARSE_DIM:
+            raise NotImplementedError(f"blocks with a head dim above {_MOST_SPARSE_DIM}, or another one of v")
+        result = flash_attn_block_sparse_func(q, k, v, made.mask, scale, made.causal, return_lse=True)
         return result[0], result[1]
     options: dict[str, Any] = {
         "softmax_scale": scale,

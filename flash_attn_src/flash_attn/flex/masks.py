@@ -1,143 +1,129 @@
-"""The bounds of a mask at a call: the keys of each query, and what the lists of blocks say beside them."""
+"""What the mask of a call hides: runs of queries, blocks, or single keys."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from flash_attn.flex.bounds import Edge, Extreme, Quotient, UnboundedError
-from flash_attn.flex.request import Places, Request
-from flash_attn.flex.values import values
+from flash_attn.block_mask import BlockMask
+from flash_attn.flex.runs import Run, groups, of_rows
+from flash_attn.kernels.operation import SPARSE_BLOCK
+
+_MOST_GROUPS = 4
+# Scores that are looked at together.
+_CHUNK = 1 << 26
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The keys of each query, first to stop - 1, int64 (1 or batch, 1 or heads, seqlen_q).
+class Runs:
+    """Each group of runs is a call. whole: the window of a mask that is one run, the same in each batch; else None."""
 
-    is_whole: every query sees all keys in between, bool of no dimension.
-    """
+    groups: list[tuple[tuple[int, int], list[Run]]]
+    whole: tuple[int, int] | None
 
-    first: torch.Tensor
-    stop: torch.Tensor
-    is_whole: torch.Tensor
+    @property
+    def is_aligned(self) -> bool:
+        """Whether each run is aligned: see `Run.is_aligned`."""
+        return all(run.is_aligned for _, runs in self.groups for run in runs)
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the host knows of a mask at a call.
+class Blocks:
+    """Visible blocks, in which the causal mask may hide keys."""
 
-    is_listed  every block with a visible key is in the lists
-    is_full    in a block that the lists show whole the mask_mod hides no key
-    is_whole   as in `Rows`
-    batch, heads  1 where the lists are the same for all
-    first, stop  as in `Rows`, on the CPU
+    mask: BlockMask
+    causal: bool
+
+
+Mask = Runs | Blocks | None
+"""What a mask is; None for one that only a bias of each score describes."""
+
+Visible = Callable[[int, int], torch.Tensor]
+"""(start, stop) -> which keys these queries see, bool (1 or batch, 1 or heads, stop - start, seqlen_k)."""
+
+
+def chunks(seqlen_q: int, row: int, step: int) -> list[tuple[int, int]]:
+    """Parts of the queries, multiples of step, that have a bounded number of scores; row: the scores of one query."""
+    size = max(_CHUNK // row // step, 1) * step
+    return [(start, min(start + size, seqlen_q)) for start in range(0, seqlen_q, size)]
+
+
+def recognise(visible: Visible, sizes: tuple[int, int, int, int], block_size: tuple[int, int]) -> Mask:
+    """What the mask is. Looks at every query and key once. Waits for the GPU.
+
+    sizes: (1 or batch, 1 or heads, seqlen_q, seqlen_k). block_size: (queries, keys) of a block.
     """
-
-    is_listed: bool
-    is_full: bool
-    is_whole: bool
-    batch: int
-    heads: int
-    first: torch.Tensor
-    stop: torch.Tensor
-
-
-def look(request: Request) -> Look:
-    """Computes the bounds of a call, and waits once for the GPU."""
-    rows = _rows(request)
-    partial, full = request.listed
-    some, every = _of_blocks(rows, request)
-    flags = [
-        (~some | partial | full).all(),
-        (~full | every).all(),
-        rows.is_whole,
-        *((x == x.narrow(axis, 0, 1)).all() for axis in (0, 1) for x in (partial, full)),
-    ]
-    shape = rows.first.shape
-    numbers = torch.cat([torch.stack(flags).long(), rows.first.flatten(), rows.stop.flatten()]).cpu()
-    is_listed, is_full, is_whole, *same = (bool(x) for x in numbers[: len(flags)].tolist())
-    first, stop = numbers[len(flags) :].view(2, *shape)
-    batch, heads = (1 if all(same[i : i + 2]) else partial.shape[i // 2] for i in (0, 2))
-    return Look(is_listed, is_full, is_whole, batch, heads, first, stop)
-
-
-def visible_blocks(request: Request) -> torch.Tensor:
-    """The blocks that show keys: bool (1 or batch, 1 or heads, q_blocks, k_blocks)."""
-    partial, full = request.listed
-    assert request.bounds is not None
-    for term in request.bounds.blocks:
-        partial = partial & values(term, request.block_places, request.device)
-    return partial | full
+    batch, heads, seqlen_q, seqlen_k = sizes
+    is_whole_block = all(size % SPARSE_BLOCK == 0 for size in block_size)
+    rows, blocks = [], []
+    for start, stop in chunks(seqlen_q, batch * heads * seqlen_k, block_size[0]):
+        seen = visible(start, stop).expand(batch, heads, stop - start, seqlen_k)
+        rows.append(_rows(seen))
+        if is_whole_block:
+            blocks.append(_of_blocks(seen, start, block_size))
+    if heads == 1:
+        first, last, count = (torch.cat(part, dim=-1)[:, 0] for part in zip(*rows, strict=True))
+        if torch.equal(last - first + 1, count):
+            found = _runs(first.tolist(), last.tolist(), seqlen_k)
+            if found is not None:
+                return found
+    if is_whole_block:
+        some, every, every_causal, is_causal = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
+        if torch.equal(some, every):
+            return Blocks(BlockMask(some.contiguous(), block_size), causal=False)
+        # A causal mask from the top left is flash_attn's where there are as many queries as keys.
+        if (
+            seqlen_q == seqlen_k
+            and bool(is_causal.all())
+            and torch.equal(some, every_causal & _reached(some, block_size))
+        ):
+            return Blocks(BlockMask(some.contiguous(), block_size), causal=True)
+    return None
 
 
-def _rows(request: Request) -> Rows:
-    bounds, seqlen_k = request.bounds, request.sizes[3]
-    assert bounds is not None
-    places = request.places()
-    nothing = torch.zeros((1, 1, request.sizes[2]), dtype=torch.long, device=request.device)
-    first, stop, is_whole = nothing, nothing, torch.ones((), dtype=torch.bool, device=request.device)
-    for keys in bounds.ranges:
-        low = nothing if keys.first is None else _edge(keys.first, places, request).clamp(0, seqlen_k)
-        high = nothing + seqlen_k if keys.stop is None else _edge(keys.stop, places, request).clamp(0, seqlen_k)
-        is_empty, was_empty = low >= high, first >= stop
-        is_whole = is_whole & (is_empty | was_empty | (torch.maximum(first, low) <= torch.minimum(stop, high))).all()
-        start = torch.where(is_empty, first, torch.where(was_empty, low, torch.minimum(first, low)))
-        stop = torch.where(is_empty, stop, torch.where(was_empty, high, torch.maximum(stop, high)))
-        first = start
-    for of_query, of_key in bounds.ids:
-        low, high, is_run = _of_ids(*(values(x, places, request.device) for x in (of_query, of_key)))
-        first, stop, is_whole = torch.maximum(first, low), torch.minimum(stop, high), is_whole & is_run
-    first, stop = torch.broadcast_tensors(first + nothing, stop + nothing)
-    return Rows(first, stop, is_whole)
+def _rows(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The first and the last key that each query sees, and how many: (batch, heads, queries). None: 0, -1, 0."""
+    count = seen.sum(-1)
+    first = seen.byte().argmax(-1)
+    last = seen.shape[-1] - 1 - seen.flip(-1).byte().argmax(-1)
+    return first, torch.where(count > 0, last, -1), count
 
 
-def _edge(edge: Edge, places: Places, request: Request) -> torch.Tensor:
-    """The keys at an edge, int64 (1 or batch, 1 or heads, 1 or seqlen_q)."""
-    if isinstance(edge, Extreme):
-        pick = torch.minimum if edge.is_least else torch.maximum
-        return pick(_edge(edge.first, places, request), _edge(edge.second, places, request))
-    if isinstance(edge, Quotient):
-        return torch.div(_edge(edge.edge, places, request), edge.by, rounding_mode="floor")
-    total: Any = torch.full((1, 1, 1), edge.number, device=request.device)
-    if edge.q:
-        total = total + edge.q * places["q"][..., 0]
-    for count, term in edge.terms:
-        total = total + count * _whole(values(term, places, request.device))[..., 0].long()
-    return total
-
-
-def _of_ids(of_query: torch.Tensor, of_key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first and behind the last key with the id of each query, and whether the keys of each id are neighbours."""
-    queries, keys = _whole(of_query)[..., 0].long(), _whole(of_key)[..., 0, :].long()
-    shape = torch.broadcast_shapes(queries.shape[:2], keys.shape[:2])
-    ordered, order = keys.expand(*shape, -1).sort(stable=True)
-    queries = queries.expand(*shape, -1).contiguous()
-    begin, end = (torch.searchsorted(ordered, queries, right=right) for right in (False, True))
-    low = order.gather(-1, begin.clamp_max(keys.shape[-1] - 1))
-    high = order.gather(-1, (end - 1).clamp_min(0)) + 1
-    none = begin == end
-    low, high = torch.where(none, 0, low), torch.where(none, 0, high)
-    return low, high, (high - low == end - begin).all()
-
-
-def _whole(x: torch.Tensor) -> torch.Tensor:
-    if x.is_floating_point() or x.is_complex():
-        raise UnboundedError("bounds that are no integers")
-    return x
-
-
-def _of_blocks(rows: Rows, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each block: whether some key is seen, and every key. Bool (1 or batch, 1 or heads, q_blocks, k_blocks)."""
-    seqlen_q, seqlen_k = request.sizes[2:]
-    starts = request.block_places["kv"][0, 0]  # [1, k_blocks]
-    ends = (starts + request.block_size[1]).clamp_max(seqlen_k)
-    first, stop = rows.first[..., None], rows.stop[..., None]
-    some, every = (first < ends) & (stop > starts) & (first < stop), (first <= starts) & (stop >= ends)
-    short, size = -seqlen_q % request.block_size[0], request.block_size[0]
-    some, every = (
-        torch.nn.functional.pad(x, (0, 0, 0, short), value=fill).unflatten(2, (-1, size))
-        for x, fill in ((some, False), (every, True))
+def _runs(first: list[list[int]], last: list[list[int]], seqlen_k: int) -> Runs | None:
+    runs = [list(of_rows(batch, *rows)) for batch, rows in enumerate(zip(first, last, strict=True))]
+    found = groups((run for of_batch in runs for run in of_batch), _MOST_GROUPS)
+    if found is None:
+        return None
+    is_whole = len(found) == 1 and all(
+        len(of_batch) == 1 and (of_batch[0].queries, of_batch[0].keys) == (len(first[0]), seqlen_k) for of_batch in runs
     )
-    return some.any(3), every.all(3)
+    return Runs(found, found[0][0] if is_whole else None)
+
+
+def _of_blocks(seen: torch.Tensor, start: int, block_size: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    """Of each block: whether some key is seen, every key, every key up to the query, and none behind it."""
+    queries, keys = seen.shape[-2:]
+    row = torch.arange(start, start + queries, device=seen.device)[:, None]
+    behind = torch.arange(keys, device=seen.device) > row
+    return (
+        _whole(seen, block_size, False).any(-1),
+        _whole(seen, block_size, True).all(-1),
+        _whole(seen | behind, block_size, True).all(-1),
+        ~_whole(seen & behind, block_size, False).any(-1),
+    )
+
+
+def _whole(seen: torch.Tensor, block_size: tuple[int, int], fill: bool) -> torch.Tensor:
+    """The elements of each block, (batch, heads, q_blocks, k_blocks, elements); fill: past the last query and key."""
+    short = [-size % block for size, block in zip(seen.shape[-2:], block_size, strict=True)]
+    seen = torch.nn.functional.pad(seen, (0, short[1], 0, short[0]), value=fill)
+    parts = seen.unflatten(-1, (-1, block_size[1])).unflatten(-3, (-1, block_size[0]))
+    return parts.transpose(-3, -2).flatten(-2)
+
+
+def _reached(some: torch.Tensor, block_size: tuple[int, int]) -> torch.Tensor:
+    """Which blocks hold a key that is not behind its query, (q_blocks, k_blocks)."""
+    last_query = torch.arange(1, some.shape[-2] + 1, device=some.device)[:, None] * block_size[0] - 1
+    return torch.arange(some.shape[-1], device=some.device) * block_size[1] <= last_query

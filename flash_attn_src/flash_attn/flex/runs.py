@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 _Window = tuple[int, int]
 
 
@@ -41,13 +39,12 @@ class Run:
         )
 
 
-def of_rows(batch: int, firsts: torch.Tensor, lasts: torch.Tensor) -> Iterator[Run]:
-    """The runs of queries that see keys firsts[query] to lasts[query]. A last below its first: the query sees none."""
+def of_rows(batch: int, first: list[int], last: list[int]) -> Iterator[Run]:
+    """The runs of queries that see keys first[query] to last[query]. A query with last < first sees none."""
     start = None
-    first, last = firsts.tolist(), lasts.tolist()
     # A band's left edge moves once it has moved; its right edge stays once it has stayed.
     has_moved = has_stayed = False
-    for row in _turns(firsts, lasts):
+    for row in range(len(first)):
         if start is not None:
             by_first, by_last = first[row] - first[row - 1], last[row] - last[row - 1]
             breaks = by_first not in (0, 1) or by_last not in (0, 1) or last[row] < first[row]
@@ -60,17 +57,6 @@ def of_rows(batch: int, firsts: torch.Tensor, lasts: torch.Tensor) -> Iterator[R
             start, has_moved, has_stayed = row, False, False
     if start is not None:
         yield _run(batch, start, len(first), first, last)
-
-
-def _turns(firsts: torch.Tensor, lasts: torch.Tensor) -> list[int]:
-    """The queries at which a run may begin or end. Between them the keys move by the same steps."""
-    steps = torch.stack([firsts.diff(), lasts.diff(), (lasts < firsts).long().diff() * 2])  # [3, queries - 1]
-    turns = ((steps < 0) | (steps > 1)).any(0)
-    turns[:1] = True
-    turns[1:] |= (steps[:, 1:] != steps[:, :-1]).any(0)
-    turns = torch.nn.functional.pad(turns, (1, 0), value=True)
-    turns[1:] |= turns[:-1].clone()
-    return turns.nonzero().flatten().tolist()
 
 
 def _run(batch: int, start: int, stop: int, first: list[int], last: list[int]) -> Run:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.blocks import hide_blocks
+from flash_attn.kernels.blocks import hide_unseen
 from flash_attn.kernels.common import LOG2E, shifted
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
 from flash_attn.kernels.scores import apply_mask, load_bias, modified, unmodified
@@ -133,9 +133,9 @@ def grad_scores(
         b_p = apply_mask(b_p, 0.0, pos_m, pos_n, bounds)
         if MOD.SCORE_MOD == "blocks":
             if USE_TRANSPOSE:
-                b_p = hide_blocks(b_p, 0.0, first, pos_n, bounds, scores)
+                b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, first, pos_n, bounds, scores)
             else:
-                b_p = hide_blocks(b_p, 0.0, pos_m, first_col, bounds, scores)
+                b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, pos_m, first_col, bounds, scores)
     b_kept = b_p
     b_ds = b_p * (b_dp - b_delta)
     if MOD.SCORE_MOD == "dropout" or MOD.SCORE_MOD == "any":

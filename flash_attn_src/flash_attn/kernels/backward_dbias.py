@@ -80,7 +80,7 @@ def attn_bwd_dbias(
         if WEIGHT_SHIFT:
             b_dp = b_dp * power_of_two(-for_dout)
         bias_offset = entry64 * stride_sb + head.to(tl.int64) * stride_sh
-        scores = Scores(scale, softcap, 0.0, 0.0, bias, 0, bias, bias_offset, stride_sm, flags, 1, 1)
+        scores = Scores(scale, softcap, 0.0, 0.0, bias, 0, bias, bias_offset, stride_sm, flags, 1, 1, q, q, q)
         b_s, _ = modified(b_s, scores, bounds, pos_m, pos_n, ScoreMod("bias", 0, USE_ANCHOR_DOT))
         b_s += load_bias(scores, bounds, first_row, offs_m[:, None], pos_n, USE_ANCHOR_DOT)
         b_p = tl.exp2((b_s - b_lse) * LOG2E - b_lost)  # [BLOCK_M, BLOCK_N]

@@ -1,4 +1,5 @@
-"""Block-sparse attention in the kernels of whole sequences: which tiles a program visits, and what it hides in them.
+"""Masks of blocks, ranges and ids in the kernels of whole sequences: the tiles that a program visits, and what it hides
+in them.
 
 `tile_lists` lists the tiles of each block of queries (for dk and dv: of each block of keys), first the tiles that need
 no mask, then the others. A loop over keys becomes a loop over the places of a list, so that
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from flash_attn.kernels.common import HAS_BLOCKS, HAS_IDS, HAS_RANGES
 
 
 @triton.jit
@@ -33,13 +36,43 @@ def listed(tiles, i, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def hide_blocks(x, fill, rows, cols, bounds, scores):
-    """x where the block mask lets the queries `rows` see the keys `cols`, else fill.
+def mask_parts(key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head):
+    """The pointers of a head to the parts of a mask that are no blocks. Strides are in elements.
 
-    One of rows and cols is the first position of a tile that lies in one block of the mask, so the load is a vector and
-    no tile. Positions outside of the sequence read the last block, because another mask hides them.
+    key_ranges: int32 (batch, nheads, seqlen_q, 2, 2), two ranges of keys for each query: the first key, and the key
+    behind the last one. ids_q (batch, seqlen_q), ids_k (batch, seqlen_k): int32, a query sees keys with its id.
     """
-    block_rows = tl.minimum(rows, bounds.seqlen_q - 1) // scores.block_q
-    block_cols = tl.minimum(cols, bounds.seqlen_k - 1) // scores.block_k
-    p_seen = scores.bias + scores.bias_offset + block_rows * scores.bias_stride + block_cols
-    return tl.where(tl.load(p_seen) != 0, x, fill)
+    p_ranges = key_ranges + (batch64 * ranges_b + head * ranges_h.to(tl.int64))
+    return p_ranges, ids_q + batch64 * ids_qb, ids_k + batch64 * ids_kb
+
+
+@triton.jit
+def load_ranges(p_ranges, rows):
+    """The two ranges of keys of the queries `rows`: first key and end of the one, first key and end of the other."""
+    p_row = p_ranges + rows * 4
+    return tl.load(p_row), tl.load(p_row + 1), tl.load(p_row + 2), tl.load(p_row + 3)
+
+
+@triton.jit
+def hide_unseen(x, fill, rows, cols, block_rows, block_cols, bounds, scores):
+    """x where all parts of the mask let the queries `rows` see the keys `cols`, else fill.
+
+    One of block_rows and block_cols is the first position of a tile that lies in one block of the mask, so the load of
+    blocks is a vector and no tile. Positions outside of the sequence read the last one, because another mask hides
+    them.
+    """
+    last_row, last_col = bounds.seqlen_q - 1, bounds.seqlen_k - 1
+    if scores.flags & HAS_BLOCKS:
+        at_row = tl.minimum(block_rows, last_row) // scores.block_q
+        at_col = tl.minimum(block_cols, last_col) // scores.block_k
+        p_seen = scores.bias + scores.bias_offset + at_row * scores.bias_stride + at_col
+        x = tl.where(tl.load(p_seen) != 0, x, fill)
+    if scores.flags & HAS_RANGES:
+        start, end, other_start, other_end = load_ranges(scores.key_ranges, tl.minimum(rows, last_row))
+        inside = ((cols >= start) & (cols < end)) | ((cols >= other_start) & (cols < other_end))
+        x = tl.where(inside, x, fill)
+    if scores.flags & HAS_IDS:
+        b_id_q = tl.load(scores.ids_q + tl.minimum(rows, last_row))
+        b_id_k = tl.load(scores.ids_k + tl.minimum(cols, last_col))
+        x = tl.where(b_id_q == b_id_k, x, fill)
+    return x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.blocks import hide_blocks, listed, listed_bounds
+from flash_attn.kernels.blocks import hide_unseen, listed, listed_bounds, mask_parts
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
@@ -64,7 +64,7 @@ def _weights(
     if USE_MASK:
         b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], bounds)
         if MOD.SCORE_MOD == "blocks":
-            b_s = hide_blocks(b_s, float("-inf"), pos_m[:, None], n, bounds, scores)
+            b_s = hide_unseen(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], pos_m[:, None], n, bounds, scores)
     b_top = tl.max(b_s, 1)  # [BLOCK_M]
     if not IS_SCALED:
         c = scores.scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
@@ -191,13 +191,14 @@ def _attend_block(
 def attn_fwd(
     q, k, v, out, lse,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table, sinks, bias,
-    tiles, tile_counts, block_mask,
+    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     stride_sb, stride_sh, stride_sm, lists_b, lists_h, list_length, block_q, block_k,
+    ranges_b, ranges_h, ids_qb, ids_kb,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     PAGE_MODE: tl.constexpr, NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
@@ -222,7 +223,7 @@ def attn_fwd(
     Kind `blocks`: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes, with the
     strides of a bias; block_k is a multiple of BLOCK_N. tiles, int32: the lists of `blocks` for each block of BLOCK_M
     queries, list_length tiles each; lists_b and lists_h: lists from a batch entry and from a head to the next one.
-    tile_counts: see `blocks.listed_bounds`.
+    tile_counts: see `blocks.listed_bounds`. key_ranges, ids_q, ids_k with their strides: see `blocks.mask_parts`.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
@@ -277,19 +278,24 @@ def attn_fwd(
     p_out += row64 * stride_om
     p_lse += row64
 
-    if (SCORE_MOD == "sink" or SCORE_MOD == "bias") or SCORE_MOD == "any":
+    if (SCORE_MOD == "sink" or SCORE_MOD == "bias") or (SCORE_MOD == "blocks" or SCORE_MOD == "any"):
         wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, out.dtype.element_ty)
     slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
 
     p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
+    p_ranges, p_ids_q, p_ids_k = q, q, q
     if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
         p_bias = bias if SCORE_MOD == "bias" else block_mask
         bias_offset, bias_stride = batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
     if SCORE_MOD == "blocks":
         mask_q, mask_k = block_q, block_k
+        p_ranges, p_ids_q, p_ids_k = mask_parts(
+            key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head
+        )
     scores = Scores(
-        scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags, mask_q, mask_k
-    )
+        scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags, mask_q, mask_k,
+        p_ranges, p_ids_q, p_ids_k,
+    )  # fmt: skip
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, BLOCK_D_TAIL, ASYNC_COPY)  # [BLOCK_D], [BLOCK_D_TAIL]
@@ -365,7 +371,7 @@ def attn_fwd(
     if WEIGHT_SHIFT:
         b_l = b_l * unshift
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
-    if (SCORE_MOD == "sink" or SCORE_MOD == "bias") or SCORE_MOD == "any":
+    if (SCORE_MOD == "sink" or SCORE_MOD == "bias") or (SCORE_MOD == "blocks" or SCORE_MOD == "any"):
         NATURAL: tl.constexpr = SCORE_MOD == "bias"
         b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(wide, narrow, flags, NATURAL), NATURAL)  # [BLOCK_M] each
         b_empty = b_l == 0.0  # [BLOCK_M]

@@ -57,17 +57,17 @@ DOORS = {
     "triton": _row(
         "this project's kernels",
         *(_MASK, _RESULT, _PACKED, _PAGES),
-        "softcap dropout_p alibi_slopes s_aux attn_bias block_mask",
+        "softcap dropout_p alibi_slopes s_aux attn_bias mask",
     ),
     "triton-bias": _row("a kernel with attn_bias", _MASK, _RESULT, "softcap s_aux attn_bias"),
-    "triton-blocks": _row("a kernel with block_mask", _MASK, _RESULT, "block_mask"),
+    "triton-mask": _row("a kernel with a mask", _MASK, _RESULT, "s_aux mask"),
     "probabilities": _row(
         "return_attn_probs", _MASK, _RESULT, _PACKED, "seqused_k leftpad_k softcap dropout_p alibi_slopes s_aux"
     ),
     "torch": _row(
         "the path for a CPU",
         *(_MASK, _RESULT, _PACKED, _PAGES),
-        "softcap dropout_p alibi_slopes s_aux attn_bias block_mask",
+        "softcap dropout_p alibi_slopes s_aux attn_bias mask",
     ),
     "ck-fwd": _row(
         "Composable Kernel", _MASK, _RESULT, _PACKED, "seqused_k block_table softcap dropout_p alibi_slopes"

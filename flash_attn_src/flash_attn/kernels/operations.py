@@ -22,9 +22,13 @@ from flash_attn.kernels.operation import (
 from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
 
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
-_BLOCKS = {"*i32": f"{_LENGTHS} tiles tile_counts", "*u8": "block_mask"}
+_MASK = "tiles tile_counts key_ranges ids_q ids_k"
+_BLOCKS = {"*i32": f"{_LENGTHS} {_MASK}", "*u8": "block_mask"}
 _MASKED = ("bias", "blocks")
-_LISTS = ("tiles", "tile_counts", "block_mask", "lists_b", "lists_h", "list_length", "block_q", "block_k")
+_LISTS = (
+    *_MASK.split(), "block_mask", "lists_b", "lists_h", "list_length", "block_q", "block_k",
+    "ranges_b", "ranges_h", "ids_qb", "ids_kb",
+)  # fmt: skip
 _BIAS = {
     "bias": ("bias",), "stride_sb": _MASKED, "stride_sh": _MASKED, "stride_sm": _MASKED,
     **dict.fromkeys(_LISTS, ("blocks",)),
@@ -55,7 +59,7 @@ _FORWARD = Operation(
         "*T": "q k v out bias",
         "*fp32": "lse alibi_slopes sinks",
         **_BLOCKS,
-        "*i32": f"{_LENGTHS} block_table tiles tile_counts",
+        "*i32": f"{_LENGTHS} block_table {_MASK}",
         **_SCORES,
     },
     aligned=("q", "k", "v", "out", "lse"),
@@ -64,7 +68,7 @@ _FORWARD = Operation(
     kinds=FORWARD_KINDS,
     fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
-    kinds_of_argument={"sinks": ("sink", "bias", "any"), **_BIAS},
+    kinds_of_argument={"sinks": ("sink", "bias", "blocks", "any"), **_BIAS},
     has_separate_outputs=True,
     tuning="table",
 )
@@ -178,7 +182,7 @@ _SPARSE_LISTS = Operation(
     name="sparse-lists",
     module="tile_lists",
     function="list_tiles",
-    types={"*i32": "tiles tile_counts", "*u8": "block_mask"},
+    types={"*i32": _MASK, "*u8": "block_mask"},
     aligned=(),
     constants=("BLOCK_N",),
     dtypes=("fp16",),

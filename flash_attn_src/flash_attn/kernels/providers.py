@@ -85,7 +85,7 @@ TRITON_ALONE = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone
 # Composable Kernel does nothing against the flush of `Target.loses_range`, and Triton's kernels do. It costs: in the
 # backward on gfx90a, ck 23840, 40181 and 49114 cycles at 64, 128 and 256, triton 24567, 44951 and 158611 (bf16).
 FLUSHED = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone keep small numbers of this type here")
-BLOCKS = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone take a block_mask")
+BLOCKS = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone take a mask of blocks or ranges")
 DEFAULT = Row("", "", (), (0, 0), (), 0, (CK, TRITON), "no measurement: Composable Kernel, as upstream")
 
 

@@ -10,17 +10,21 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels import operation
-from flash_attn.kernels.common import RUNTIME_ARGUMENTS
+from flash_attn.kernels.blocks import load_ranges, mask_parts
+from flash_attn.kernels.common import HAS_BLOCKS, HAS_IDS, HAS_RANGES, RUNTIME_ARGUMENTS
 
 # No block of a mask begins or ends inside of so many queries or keys, counted from a multiple of it.
 _PIECE = tl.constexpr(operation.SPARSE_BLOCK)
 
 
+# Queries, or keys, that are looked at together. Every tile is a multiple.
+_STEP = tl.constexpr(16)
+
+
 @triton.jit
 def _in_blocks(p_seen, stride, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, real):
     """(whether a block of each tile is visible, whether every block of it is), int1 [TILES] both."""
-    some = first_m < 0  # [TILES]
-    whole = first_m >= 0  # [TILES]
+    some, whole = first_m < 0, first_m >= 0  # [TILES] both
     for r in tl.range(0, block_m, _PIECE):
         rows = tl.minimum(first_m + r, last_m) // block_q  # [TILES]
         for c in tl.range(0, block_n, _PIECE):
@@ -32,6 +36,38 @@ def _in_blocks(p_seen, stride, first_m, last_m, first_n, last_n, block_m, block_
 
 
 @triton.jit
+def _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, real):
+    """(whether a query of each tile has a range that meets its keys, whether every query has one that holds them all),
+    int1 [TILES] both."""
+    first_n, last_n = first_n[:, None], last_n[:, None]  # [TILES, 1] both
+    offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
+    some, whole = first_n + offs < 0, first_n + offs >= 0  # [TILES, _STEP] both
+    for r in tl.range(0, block_m, _STEP):
+        # Past the last query, and in no real tile, the last query and query 0 are looked at once more.
+        rows = tl.where(real[:, None], tl.minimum(first_m[:, None] + (r + offs), last_m[:, None]), 0)
+        start, end, other_start, other_end = load_ranges(p_ranges, rows)  # [TILES, _STEP] each
+        meets = tl.maximum(start, first_n) < tl.minimum(end, last_n + 1)
+        meets = meets | (tl.maximum(other_start, first_n) < tl.minimum(other_end, last_n + 1))
+        some = some | meets
+        holds = (start <= first_n) & (end > last_n)
+        whole = whole & (holds | ((other_start <= first_n) & (other_end > last_n)))
+    return tl.max(some.to(tl.int32), 1) != 0, tl.min(whole.to(tl.int32), 1) != 0
+
+
+@triton.jit
+def _extrema(ids, first, last, block, real):
+    """The smallest and the largest id of the positions of each tile: [TILES] both."""
+    offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
+    low = tl.load(ids + tl.where(real, first, 0))[:, None] + offs * 0  # [TILES, _STEP]
+    high = low
+    for r in tl.range(0, block, _STEP):
+        place = tl.where(real[:, None], tl.minimum(first[:, None] + (r + offs), last[:, None]), 0)
+        b_id = tl.load(ids + place)  # [TILES, _STEP]
+        low, high = tl.minimum(low, b_id), tl.maximum(high, b_id)
+    return tl.min(low, 1), tl.max(high, 1)
+
+
+@triton.jit
 def _sums_before(x, SIZE: tl.constexpr):
     """The sum of the elements before each element of x [SIZE], by a reduction, because SIZE is small."""
     place = tl.arange(0, SIZE)
@@ -40,24 +76,28 @@ def _sums_before(x, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def list_tiles(
-    tiles, tile_counts, block_mask,
+    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k,
     stride_sb, stride_sh, stride_sm,
     nheads, seqlen_q, seqlen_k, window_left, window_right,
-    block_m, block_n, block_q, block_k, lists, list_length, by_keys,
+    block_m, block_n, lists, list_length, by_keys, flags, block_q, block_k,
+    ranges_b, ranges_h, ids_qb, ids_kb,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: one of the `lists` lists of a plane. Grid: lists * planes, a plane is a head of a batch entry.
 
-    nheads, and the strides of a batch entry and a head, are those of the mask: 1 and 0 where one serves all.
+    nheads: heads that have a mask of their own. A stride is 0 where all entries or heads share a part of the mask.
     block_m, block_n: the tile of the attention kernel, in queries and keys. block_q, block_k: a block of the mask.
     by_keys: 1 for a list of tiles of queries for each tile of keys, 0 for the other way round.
     tiles: int32 (planes, lists, list_length), a place more than a list has tiles. tile_counts: int32 (planes, lists,
-    2), how many tiles need no mask, and all of them.
+    2), how many tiles need no mask, and all of them. The parts of the mask: see `blocks.mask_parts` and `hide_unseen`.
     """
     pid = tl.program_id(0)
     outer, plane = pid % lists, pid // lists
     batch64, head64 = (plane // nheads).to(tl.int64), (plane % nheads).to(tl.int64)
     p_seen = block_mask + (batch64 * stride_sb + head64 * stride_sh)
+    p_ranges, p_ids_q, p_ids_k = mask_parts(
+        key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head64
+    )
     p_tiles = tiles + pid.to(tl.int64) * list_length
     shift, most = seqlen_k - seqlen_q, list_length - 1
     counted = 0
@@ -74,10 +114,19 @@ def list_tiles(
             # A loop without a mask loads whole tiles. A tile of queries past the last query is not loaded in a loop
             # over keys, and keys past the last key need the mask in both.
             whole = whole & (first_n + block_n <= seqlen_k) & ((by_keys == 0) | (first_m + block_m <= seqlen_q))
-            b_some, b_whole = _in_blocks(
-                p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, real
-            )
-            some, whole = some & b_some, whole & b_whole
+            if flags & HAS_BLOCKS:
+                b_some, b_whole = _in_blocks(
+                    p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, real
+                )
+                some, whole = some & b_some, whole & b_whole
+            if flags & HAS_RANGES:
+                b_some, b_whole = _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, real)
+                some, whole = some & b_some, whole & b_whole
+            if flags & HAS_IDS:
+                low_q, high_q = _extrema(p_ids_q, first_m, last_m, block_m, real)  # [BLOCK_N] both
+                low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, real)  # [BLOCK_N] both
+                some = some & (low_q <= high_k) & (low_k <= high_q)
+                whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
             listed = (real & some & (whole if turn == 0 else whole == 0)).to(tl.int32)  # [BLOCK_N]
             tl.store(p_tiles + counted + _sums_before(listed, BLOCK_N), inner, mask=listed != 0)
             counted += tl.sum(listed, 0)

@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "int8_fwd": _FORWARD[:-1],
 }
 BIAS_ARGUMENTS = ("stride_sb", "stride_sh", "stride_sm")
-LIST_ARGUMENTS = ("lists_b", "lists_h", "list_length", "block_q", "block_k")
+LIST_ARGUMENTS = ("lists_b", "lists_h", "list_length", "block_q", "block_k", "ranges_b", "ranges_h", "ids_qb", "ids_kb")
 # Products of a tile of scores: 2 * queries * keys * head_dim operations each.
 _PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2, "int8_fwd": 2}
 _MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)

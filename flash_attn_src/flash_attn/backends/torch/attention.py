@@ -13,7 +13,7 @@ from flash_attn.options import TORCH, Options
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`."""
     TORCH.refuse(call, "leave it out")
-    if call.options.block_mask is not None:
+    if call.options.mask is not None:
         with torch.no_grad(), in_own_types():
             return sparse.forward(call)
     q, k, v, out = call.q, call.k, call.v, call.out
@@ -59,7 +59,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     call = gradients.forward
     TORCH.refuse(call, "leave it out")
     with torch.no_grad(), in_own_types():
-        if call.options.block_mask is not None:
+        if call.options.mask is not None:
             return sparse.backward(gradients)
         if call.options.dropout_p > 0.0 and call.options.rng_state is None:
             raise ValueError("rng_state: got None, wanted the int64[2] of the forward, as dropout_p > 0")

@@ -1,4 +1,4 @@
-"""Block-sparse attention in plain PyTorch, block of queries by block of queries: memory is linear in the length."""
+"""Attention with a mask in plain PyTorch, block of queries by block of queries: memory is linear in the length."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import torch
 from flash_attn.backends.torch.scores import window_of
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, new_out
-from flash_attn.options import WITH_BLOCK_MASK
+from flash_attn.mask import Mask
+from flash_attn.options import WITH_MASK
+
+# Queries that are looked at together where no block mask says how many.
+_ROWS = 128
 
 
 class _Part(NamedTuple):
-    """Queries of some heads of a batch entry that see the same blocks of keys.
+    """Queries of some heads of a batch entry, which lie in one block.
 
-    keys: the numbers of these keys. hidden: bool (queries, keys), what the window hides of them.
+    keys: the numbers of the keys that one of them sees. hidden: bool (queries, keys), those that a query does not see.
     """
 
     batch: int
@@ -27,7 +31,7 @@ class _Part(NamedTuple):
 
 
 def forward(call: AttentionCall) -> ForwardResult:
-    """See `protocol.Backend.forward`, of a call with a block mask."""
+    """See `protocol.Backend.forward`, of a call with a mask."""
     q = call.q
     batch, seqlen_q, heads, _ = q.shape
     out = new_out(q, call.v) if call.out is None else call.out
@@ -35,6 +39,8 @@ def forward(call: AttentionCall) -> ForwardResult:
     for part in _parts(call):
         scores = _scores(call, part)
         part_lse = scores.logsumexp(-1)  # [heads, queries]
+        if call.options.s_aux is not None:
+            part_lse = torch.logaddexp(part_lse, call.options.s_aux[part.heads, None].to(lse.dtype))
         empty = part_lse == -torch.inf
         weights = (scores - part_lse.masked_fill(empty, 0.0)[..., None]).exp()
         out[part.batch, part.queries, part.heads] = (weights @ _keys(call, call.v, part)).transpose(0, 1).to(out.dtype)
@@ -43,7 +49,7 @@ def forward(call: AttentionCall) -> ForwardResult:
 
 
 def backward(gradients: GradientCall) -> torch.Tensor:
-    """See `protocol.Backend.backward`, of a call with a block mask."""
+    """See `protocol.Backend.backward`, of a call with a mask."""
     call = gradients.forward
     dtype = accumulation_dtype(call.q.dtype)
     out, dout = gradients.out.to(dtype), gradients.dout.to(dtype)
@@ -66,30 +72,49 @@ def backward(gradients: GradientCall) -> torch.Tensor:
 
 
 def _parts(call: AttentionCall) -> Iterator[_Part]:
-    WITH_BLOCK_MASK.refuse(call, "leave it out")
-    mask = call.options.block_mask
+    WITH_MASK.refuse(call, "leave it out")
+    mask = call.options.mask
     assert mask is not None
     batch, seqlen_q, heads, _ = call.q.shape
-    seqlen_k, device, (rows, cols) = call.k.shape[1], call.q.device, mask.block_size
-    left, right = window_of(call.options)
-    tokens = torch.arange(seqlen_k, device=device)
-    shared = mask.seen.shape[1] == 1
+    shared = mask.planes[1] == 1
+    rows = _ROWS if mask.blocks is None else mask.blocks.block_size[0]
     for entry in range(batch):
         for head in range(1 if shared else heads):
             some = slice(0, heads) if shared else slice(head, head + 1)
-            seen = mask.seen[entry if mask.seen.shape[0] > 1 else 0, head]
-            for block in range(seen.shape[0]):
-                queries = slice(block * rows, min((block + 1) * rows, seqlen_q))
-                keys = tokens[seen[block].repeat_interleave(cols)[:seqlen_k]]
-                distance = (
-                    keys - torch.arange(queries.start, queries.stop, device=device)[:, None] - seqlen_k + seqlen_q
-                )
-                hidden = torch.zeros_like(distance, dtype=torch.bool)
-                if left >= 0:
-                    hidden |= distance < -left
-                if right >= 0:
-                    hidden |= distance > right
-                yield _Part(entry, some, queries, keys, hidden)
+            for start in range(0, seqlen_q, rows):
+                queries = slice(start, min(start + rows, seqlen_q))
+                seen = _visible(call, mask, entry, head, queries)
+                keys = seen.any(0).nonzero()[:, 0]
+                yield _Part(entry, some, queries, keys, ~seen[:, keys])
+
+
+def _visible(call: AttentionCall, mask: Mask, entry: int, head: int, queries: slice) -> torch.Tensor:
+    """Which keys some queries of a block see: bool (queries, seqlen_k)."""
+    seqlen_q, seqlen_k, device = call.q.shape[1], call.k.shape[1], call.q.device
+    keys = torch.arange(seqlen_k, device=device)
+    distance = keys - torch.arange(queries.start, queries.stop, device=device)[:, None] - seqlen_k + seqlen_q
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    left, right = window_of(call.options)
+    if left >= 0:
+        seen &= distance >= -left
+    if right >= 0:
+        seen &= distance <= right
+
+    def of_entry(x: torch.Tensor) -> torch.Tensor:
+        return x[entry if x.shape[0] > 1 else 0]
+
+    def of_head(x: torch.Tensor) -> torch.Tensor:
+        return of_entry(x)[head if x.shape[1] > 1 else 0]
+
+    if mask.blocks is not None:
+        rows, cols = mask.blocks.block_size
+        seen &= of_head(mask.blocks.seen)[queries.start // rows].repeat_interleave(cols)[:seqlen_k]
+    if mask.ranges is not None:
+        ranges = of_head(mask.ranges)[queries, :, :, None]  # (queries, 2, 2, 1)
+        seen &= ((keys >= ranges[:, :, 0]) & (keys < ranges[:, :, 1])).any(1)
+    if mask.ids_q is not None and mask.ids_k is not None:
+        seen &= of_entry(mask.ids_q)[queries, None] == of_entry(mask.ids_k)
+    return seen
 
 
 def _scores(call: AttentionCall, part: _Part) -> torch.Tensor:

@@ -32,7 +32,7 @@ def forward_ops(call: AttentionCall, kind: str) -> tuple[str]:
     """The op of a forward. With pages, the faster op if no block of keys crosses a page."""
     q = call.q
     own = call.v.shape[-1] != q.shape[-1]
-    if call.options.block_mask is not None:
+    if call.options.mask is not None:
         return _SPARSE
     if call.block_table is None:
         return _FORWARD[own]
@@ -125,7 +125,7 @@ class _Extras(NamedTuple):
 
 
 def _extras_of(call: AttentionCall, kernel: Kernel) -> _Extras:
-    """The block table, sinks, bias and block mask of a forward."""
+    """The block table, sinks, bias and mask of a forward."""
     options, flags = call.options, 0
     strides: tuple[int, ...] = ()
     tensors: tuple[torch.Tensor | None, ...] = (call.block_table,)
@@ -135,9 +135,9 @@ def _extras_of(call: AttentionCall, kernel: Kernel) -> _Extras:
     if options.attn_bias is not None:
         bias, strides, bias_flag = bias_of(call)
         tensors, flags = (*tensors, bias), flags | bias_flag
-    if options.block_mask is not None:
-        lists, strides = lists_of(call, kernel.block_m, kernel.block_n)
-        tensors = (*tensors, *lists)
+    if options.mask is not None:
+        lists, strides, mask_flags = lists_of(call, kernel.block_m, kernel.block_n)
+        tensors, flags = (*tensors, *lists), flags | mask_flags
     return _Extras(tensors, strides, flags)
 
 

@@ -20,7 +20,7 @@ _SPARSE = ("sparse-bwd-dq", "sparse-bwd-dkdv")
 
 def backward_ops(call: AttentionCall) -> tuple[str, ...]:
     """The ops of a backward."""
-    if call.options.block_mask is not None:
+    if call.options.mask is not None:
         return _SPARSE
     return _BACKWARD[call.v.shape[-1] != call.q.shape[-1]]
 
@@ -65,9 +65,10 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if device.loses_range(index, dtype):
         norms = _row_norms(call, dout, dout_strides, v, strides[6:])
     measured: tuple[torch.Tensor, ...] = () if norms is None else (norms,)
-    if options.block_mask is not None:
-        lists, bias_strides = lists_of(call, dq_kernel.block_m, dq_kernel.block_n)
-        measured = (*measured, *lists)
+    lists: tuple[torch.Tensor | None, ...] = ()
+    if options.mask is not None:
+        lists, bias_strides, mask_flags = lists_of(call, dq_kernel.block_m, dq_kernel.block_n)
+        flags |= mask_flags
 
     m_blocks, planes, packed = grid_of(dq_kernel.block_m, seqlen_q, batch, nheads, total_q)
     dq, dq_strides = rows(gradients.dq, vec)
@@ -78,7 +79,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            *inputs.optional, rng_state, *more, *sinks, *measured,  # optional inputs
+            *inputs.optional, rng_state, *more, *sinks, *measured, *lists,  # optional inputs
         ),
         (
             *inputs.scores,
@@ -107,15 +108,14 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     if n_blocks * planes == 0:
         dk.zero_()
         dv.zero_()
-    if options.block_mask is not None:
-        lists, bias_strides = lists_of(call, dkdv_kernel.block_m, dkdv_kernel.block_n, by_keys=True)
-        measured = (*measured[: -len(lists)], *lists)
+    if options.mask is not None:
+        lists, bias_strides, _ = lists_of(call, dkdv_kernel.block_m, dkdv_kernel.block_n, by_keys=True)
     dkdv_kernel.launch(
         (n_blocks * planes, 1, 1),
         (
             q, k, v, dout, softmax_lse, delta,  # inputs
             dk, dv,  # outputs
-            *inputs.optional, rng_state, *more, *measured,  # optional inputs
+            *inputs.optional, rng_state, *more, *measured, *lists,  # optional inputs
         ),
         (
             *inputs.scores,

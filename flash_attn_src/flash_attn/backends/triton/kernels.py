@@ -12,7 +12,7 @@ from flash_attn.backends.triton.inputs import DTYPES, FP8_TYPES
 from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.kernels.modifiers import MODIFIERS
 from flash_attn.kernels.variants import Variant, bucket, serving
-from flash_attn.options import PROBABILITIES, TRITON, WITH_BIAS, WITH_BLOCK_MASK
+from flash_attn.options import PROBABILITIES, TRITON, WITH_BIAS, WITH_MASK
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Kernel
 
@@ -22,8 +22,8 @@ def refuse_unserved(call: AttentionCall) -> None:
     TRITON.refuse(call, "leave it out")
     if call.options.attn_bias is not None:
         WITH_BIAS.refuse(call, "leave one of them out")
-    if call.options.block_mask is not None:
-        WITH_BLOCK_MASK.refuse(call, "leave one of them out")
+    if call.options.mask is not None:
+        WITH_MASK.refuse(call, "leave one of them out")
     if call.return_softmax and call.options.dropout_p > 0.0:
         PROBABILITIES.refuse(call, "leave one of them out")
 
@@ -33,7 +33,7 @@ def score_kind(call: AttentionCall | CacheCall) -> str:
     options = call.options
     if options.attn_bias is not None:
         return "bias"
-    if options.block_mask is not None:
+    if options.mask is not None:
         return "blocks"
     used = [row.kind for row in MODIFIERS if _is_used(getattr(options, row.option))]
     # Kernels of other kinds than `any` take the maximum of the scores before they scale them.

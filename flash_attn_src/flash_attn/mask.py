@@ -1,0 +1,73 @@
+"""A mask in memory that grows with the length: which keys each query sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flash_attn.block_mask import BlockMask
+from flash_attn.kernels.operation import SPARSE_BLOCK
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A query sees a key that all parts of the mask show. A part that is None shows every key.
+
+    blocks        which blocks of keys a block of queries sees
+    ranges        int32 (1 or batch, 1 or heads, seqlen_q, 2, 2): two ranges of keys for each query, each as its first
+                  key and the key behind its last one. The query sees the keys of both. A range whose end is not behind
+                  its start is empty
+    ids_q, ids_k  int32 (1 or batch, seqlen_q) and (1 or batch, seqlen_k): a query sees the keys with its own id. Equal
+                  ids need not be neighbours
+    """
+
+    blocks: BlockMask | None = None
+    ranges: torch.Tensor | None = None
+    ids_q: torch.Tensor | None = None
+    ids_k: torch.Tensor | None = None
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        """Queries and keys of a block; any size where the mask has no blocks."""
+        return (SPARSE_BLOCK, SPARSE_BLOCK) if self.blocks is None else self.blocks.block_size
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """How many batch entries and heads have a mask of their own."""
+        seen = None if self.blocks is None else self.blocks.seen
+        of_heads = [x for x in (seen, self.ranges) if x is not None]
+        entries = [x.shape[0] for x in (seen, self.ranges, self.ids_q, self.ids_k) if x is not None]
+        return max(entries, default=1), max([x.shape[1] for x in of_heads], default=1)
+
+    def check(self, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
+        """Raises TypeError or ValueError unless the mask fits tensors of this batch, heads, lengths and device."""
+        if self.blocks is not None:
+            self.blocks.check(batch, heads, seqlen_q, seqlen_k, device)
+        if (self.ids_q is None) is not (self.ids_k is None):
+            missing, other = ("ids_q", "ids_k") if self.ids_q is None else ("ids_k", "ids_q")
+            raise ValueError(f"{missing}: got None, wanted int32 ids beside {other}")
+        wanted = {
+            "ranges": ((batch, heads, seqlen_q, 2, 2), 2),
+            "ids_q": ((batch, seqlen_q), 1),
+            "ids_k": ((batch, seqlen_k), 1),
+        }
+        for name, (shape, shared) in wanted.items():
+            x = getattr(self, name)
+            if x is not None:
+                _check(name, x, shape, shared, device)
+
+
+def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, device: torch.device) -> None:
+    """Raises unless x is int32 of this shape, in which each of the first `shared` axes may have size 1."""
+    axes = ", ".join(f"1 or {size}" if axis < shared else str(size) for axis, size in enumerate(shape))
+    if not isinstance(x, torch.Tensor) or x.dtype is not torch.int32:
+        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f"{name}: got {got}, wanted an int32 tensor of shape ({axes}): pass {name}.to(torch.int32)")
+    fits = x.dim() == len(shape) and all(
+        got == size or (got == 1 and axis < shared) for axis, (got, size) in enumerate(zip(x.shape, shape, strict=True))
+    )
+    if not fits:
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({axes})")
+    if x.device != device:
+        raise ValueError(f"{name}: got it on {x.device}, wanted {device} as q has: {name}.to(q.device)")

@@ -1,0 +1,154 @@
+"""Attention with a mask of blocks, ranges and ids: its custom ops and its gradient. The public functions are in
+`flash_attn.sparse` and `flash_attn.ranges`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flash_attn import backends
+from flash_attn.arguments import check_dense
+from flash_attn.autocast import cast
+from flash_attn.block_mask import BlockMask
+from flash_attn.calls import AttentionCall, GradientCall, Options, maybe_contiguous, new_out
+from flash_attn.custom_ops.sinks import sink_gradient
+from flash_attn.kernels.operations import OPERATIONS
+from flash_attn.mask import Mask
+from flash_attn.options import WITH_MASK
+from flash_attn.tracing import refuse_tangents_of_an_op
+
+MAX_HEAD_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
+_OPTIONS = (
+    "Tensor? seen, Tensor? ranges, Tensor? ids_q, Tensor? ids_k, Tensor? s_aux, SymInt block_q, SymInt block_k, "
+    "float softmax_scale, bool causal, SymInt left, SymInt right"
+)
+_TENSORS = 5  # the options that are tensors
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, options: Options, *, return_lse: bool = False
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of dense tensors over the keys that a mask shows; options: scale, causal, window and sinks.
+
+    Raises what the public functions say, and NotImplementedError for another option.
+    """
+    if type(return_lse) is not bool:
+        raise TypeError(f"return_lse: got {return_lse!r}, wanted True or False")
+    q, k, v = cast(q, k, v)
+    call = AttentionCall(q, k, v, options)
+    check_dense(call)
+    WITH_MASK.refuse(call, "leave it out")
+    batch, seqlen_q, heads, head_dim = q.shape
+    if head_dim > MAX_HEAD_DIM or v.shape[-1] != head_dim:
+        raise ValueError(
+            f"head_dim: got {head_dim} and {v.shape[-1]} for v, wanted the same and at most {MAX_HEAD_DIM} with a mask"
+        )
+    if options.scale <= 0.0:
+        raise ValueError(f"softmax_scale: got {options.scale}, wanted a positive number with a mask")
+    mask.check(batch, heads, seqlen_q, k.shape[1], q.device)
+    short = -head_dim % 8
+    if short:
+        q, k, v = (torch.nn.functional.pad(x, (0, short)) for x in (q, k, v))
+    out, lse = torch.ops.flash_attn._masked_forward(q, k, v, *as_arguments(mask, options))
+    out = out[..., :head_dim] if short else out
+    return (out, lse) if return_lse else out
+
+
+def as_arguments(mask: Mask, options: Options) -> tuple[Any, ...]:
+    """A mask and checked options in the order of the operators' schema."""
+    seen = None if mask.blocks is None else mask.blocks.seen
+    # A window that reaches every key is open after the checks.
+    return (
+        seen, mask.ranges, mask.ids_q, mask.ids_k, options.s_aux, *mask.block_size,
+        options.scale, options.causal, *options.window_size,
+    )  # fmt: skip
+
+
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: tuple[Any, ...]) -> AttentionCall:
+    seen, ranges, ids_q, ids_k, s_aux, block_q, block_k, softmax_scale, causal, left, right = arguments
+    refuse_tangents_of_an_op(q, k, v)
+    q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
+    blocks = None if seen is None else BlockMask(seen, (block_q, block_k))
+    options = Options(softmax_scale, causal, (left, right), s_aux=s_aux, mask=Mask(blocks, ranges, ids_q, ids_k))
+    return AttentionCall(q, k, v, options)
+
+
+@torch.library.custom_op(
+    "flash_attn::_masked_forward",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+)
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _call(q, k, v, arguments)
+    call.out = new_out(call.q, call.v)
+    result = backends.select(q).forward(call)
+    return result.out, result.softmax_lse
+
+
+@_forward.register_fake
+def _forward_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,  # noqa: ARG001
+    v: torch.Tensor,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, seqlen_q, heads, _dim = q.shape
+    lse_dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+    return new_out(q, v), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
+
+
+@torch.library.custom_op(
+    "flash_attn::_masked_backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+        f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def _backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, softmax_lse: torch.Tensor,
+    *arguments: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    call = _call(q, k, v, arguments)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = backends.select(q).backward(GradientCall(call, maybe_contiguous(dout), out, softmax_lse, dq, dk, dv))
+    return dq, dk, dv, delta
+
+
+@_backward.register_fake
+def _backward_fake(
+    dout: torch.Tensor,  # noqa: ARG001
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,  # noqa: ARG001
+    softmax_lse: torch.Tensor,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return dq, dk, dv, torch.empty_like(softmax_lse)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *arguments = inputs
+    ctx.save_for_backward(q, k, v, *output, *arguments[:_TENSORS])
+    ctx.numbers = arguments[_TENSORS:]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    if dlse is not None:
+        raise RuntimeError("return_lse: attention with a mask has no gradient of the logsumexp: detach it")
+    gradients: tuple[torch.Tensor | None, ...] = (None, None, None)
+    ds_aux = None
+    if dout is not None:
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        *gradients, delta = torch.ops.flash_attn._masked_backward(dout, q, k, v, out, lse, *tensors, *ctx.numbers)
+        if tensors[-1] is not None and ctx.needs_input_grad[3 + _TENSORS - 1]:
+            ds_aux = sink_gradient(tensors[-1], lse, delta, None)
+    return (*gradients, *(None,) * (_TENSORS - 1), ds_aux, *(None,) * len(ctx.numbers))
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
