@@ -20,7 +20,9 @@ s_aux            learnable sinks, fp16, bf16 or fp32 (heads,). A sink is a score
                  this name
 attn_bias        in the functions of dense tensors: q's type or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k), added
                  to the scores after softcap. -inf hides a key. An axis of 1 is shared, without a copy. It has a
-                 gradient. Not together with dropout_p and alibi_slopes. Upstream has none: a keyword alone, too
+                 gradient. Not together with dropout_p and alibi_slopes. Upstream has none: a keyword alone, too.
+                 A bias of the distance alone is a table (1 or batch, 1 or heads, seqlen_q + seqlen_k - 1): query i and
+                 key j read its entry j - i + seqlen_q - 1, forward and backward
 
 Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 512, heads of q a multiple of the heads of k. Under
 torch.autocast they are cast to its type, as scaled_dot_product_attention does, unless all are fp16 or all bf16;

@@ -93,7 +93,8 @@ _doors: list[Door] = []
 def _tensor(axes: str = "", *, learned: bool = False, of: str = "") -> dict[str, Any]:
     """What is known of an option that is a tensor or None.
 
-    axes: "heads", "batch heads" (which may be "heads" alone), "scores": (1 or batch, 1 or heads, seqlen_q, seqlen_k).
+    axes: "heads", "batch heads" (which may be "heads" alone), "scores": (1 or batch, 1 or heads, seqlen_q, seqlen_k),
+    or a table of distances.
     learned: whether it has a gradient. of: the option to which it belongs, which doors ask for instead.
     """
     return {"schema": "Tensor?", "axes": axes, "learned": learned, "of": of}
@@ -114,7 +115,9 @@ class Options:
     s_aux            fp16, bf16 or fp32 (heads,): the sinks. A sink is a score of each query head that joins the sum of
                      the softmax and has no value
     attn_bias        q's dtype or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k): added to the scores after softcap,
-                     -inf hides a key; dense tensors only, without dropout and ALiBi
+                     -inf hides a key; dense tensors only, without dropout and ALiBi. With three axes (1 or batch,
+                     1 or heads, seqlen_q + seqlen_k - 1) a table of distances: query i and key j read its entry
+                     j - i + seqlen_q - 1
     rng_state        int64 (2,): where dropout's random numbers come from; None with dropout: the backend draws it
     mask             which keys each query sees, by blocks, ranges and ids; dense tensors only
     """

@@ -100,6 +100,7 @@ def _attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * call.options.scale  # (batch, heads_k, group, seqlen_q, seqlen_k)
     seqlen_q, seqlen_k = scores.shape[-2:]
     options = modifiers.by_group(modifiers.by_head(call.options, call.batch, call.q.shape[2]), heads_k)
+    options = modifiers.of_tile(options, slice(0, seqlen_q), slice(0, seqlen_k), seqlen_q)
     places = torch.arange(seqlen_k - seqlen_q, seqlen_k, device=q.device)[:, None]
     scores, _ = modifiers.modified(scores, options, places, torch.arange(seqlen_k, device=q.device))
     if options.s_aux is not None:  # one more column of scores, which has no value

@@ -32,6 +32,7 @@ class Dense(NamedTuple):
     sinks: torch.dtype | None = None
     bias: torch.dtype | None = None
     hides: float = -torch.inf  # the bias of the keys that a row does not see, and of all keys of some rows
+    is_table: bool = False  # whether the bias is a table of distances, which hides nothing
 
 
 def _named(dtype: str, size: int, forward: str, backward: str = "plain", values: bool = False) -> tuple[str, ...]:
@@ -64,6 +65,18 @@ DENSE = {
         (*_named("bf16", 96, "bias", "bias")[:-1], "bwd-dbias-bf16-d128"), BF16, (96, 96), CAP, BF16, FP32, LOWEST
     ),
     "bias d64 fp32 lowest": Dense(_named("fp32", 64, "bias", "bias"), FP32, (64, 64), WINDOW, FP32, FP32, LOWEST),
+    "distances d64": Dense(
+        (*_named("bf16", 64, "bias", "bias")[:-1], "bwd-ddiagonals-bf16-d64"), BF16, (64, 64), CAUSAL, bias=BF16,
+        is_table=True,
+    ),
+    "distances d128": Dense(
+        (*_named("bf16", 128, "bias", "bias")[:-1], "bwd-ddiagonals-bf16-d128"), BF16, (128, 128), WINDOW, bias=FP32,
+        is_table=True,
+    ),
+    "distances d256 fp32": Dense(
+        (*_named("fp32", 256, "bias", "bias")[:-1], "bwd-ddiagonals-fp32-d256"), FP32, (256, 256), {}, FP32, FP32,
+        is_table=True,
+    ),
     "d320": Dense(_named("bf16", 512, "plain"), BF16, (320, 320), CAUSAL),
     "d384 window": Dense(_named("fp16", 512, "plain"), FP16, (384, 384), WINDOW),
     "d512": Dense(_named("bf16", 512, "plain"), BF16, (512, 512), CAUSAL),
@@ -89,7 +102,9 @@ def _dense(case: Dense, target: str) -> None:
     leaves = {name: torch.randn(shape).to(case.dtype) for name, shape in zip("qkv", shapes, strict=True)}
     if case.sinks is not None:
         leaves["s_aux"] = torch.randn(2).to(case.sinks)
-    if case.bias is not None:
+    if case.is_table:
+        leaves["attn_bias"] = torch.randn(1, 2, queries + keys - 1).to(case.bias)
+    elif case.bias is not None:
         bias = torch.randn(1, 2, queries, keys)
         bias[:, :, 5:9] = -2.0
         leaves["attn_bias"] = bias.masked_fill(bias < -1.2, case.hides).to(case.bias)
@@ -106,7 +121,11 @@ def _dense(case: Dense, target: str) -> None:
             wide["attn_bias"] = wide["attn_bias"].nan_to_num(neginf=torch.finfo(dtype).min)
         for leaf in wide.values():
             leaf.requires_grad_()
-        best, best_lse = reference.attention(**wide, dtype=dtype, **case.options)
+        tensors = dict(wide)
+        if case.is_table:
+            places = torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1
+            tensors["attn_bias"] = wide["attn_bias"][..., places]
+        best, best_lse = reference.attention(**tensors, dtype=dtype, **case.options)
         results.append([best, best_lse, *torch.autograd.grad(best, list(wide.values()), dout.to(dtype))])
     for name, mine, exact, rough in zip(("out", "lse", *leaves), found, *results, strict=True):
         # The gradients of sinks and of a bias are sums that are rounded at the end.
@@ -203,7 +222,7 @@ SAMPLE = {
     ("sinks d64", "gfx90a"), ("bias d64", "gfx1100"), ("d512", "gfx942"), ("d192 v128", "gfx950"),
     ("bias d96", "gfx950"), ("bias d64 lowest", "gfx90a"), ("d128 v64", "gfx1201"), ("cache sinks", "gfx908"),
     ("cache latent pages", "gfx90a"), ("cache latent queries", "gfx1201"), ("cache qv d64 v512", "gfx950"),
-    ("cache d512", "gfx1030"),
+    ("cache d512", "gfx1030"), ("distances d64", "gfx1201"), ("distances d128", "gfx942"),
 }  # fmt: skip
 
 

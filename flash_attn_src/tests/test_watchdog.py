@@ -61,7 +61,9 @@ def _call(name: str) -> AttentionCall:
         call = attention_call(
             *(torch.randn(2, rows, heads, 16) for rows, heads in _OF_BIAS), softmax_scale=0.25, causal=True
         )
-        call.options.attn_bias = torch.randn(*_BIASES[name], _OF_BIAS[0][0], _OF_BIAS[1][0])
+        lengths = (_OF_BIAS[0][0], _OF_BIAS[1][0])
+        distances = (sum(lengths) - 1,) if name == "distances" else lengths
+        call.options.attn_bias = torch.randn(*_BIASES[name], *distances)
     if name == "blocks":
         q, k, v = torch.randn(2, 100, 2, 16), torch.randn(2, 150, 1, 16), torch.randn(2, 150, 1, 16)
         call = attention_call(q, k, v, softmax_scale=0.25, causal=True)
@@ -80,7 +82,7 @@ def _call(name: str) -> AttentionCall:
 
 
 # The axes of batch and head of a bias, and (rows, heads) of the q, k and v with it. 37 rows: lse is misaligned.
-_BIASES = {"bias": (2, 2), "bias of sequences": (2, 1), "one bias": (1, 1)}
+_BIASES = {"bias": (2, 2), "bias of sequences": (2, 1), "one bias": (1, 1), "distances": (1, 2)}
 _OF_BIAS = ((37, 2), (45, 1), (45, 1))
 _CACHES: dict[str, dict[str, Any]] = {
     "cache": {"causal": True, "alibi_slopes": torch.rand(3, 6)},
@@ -143,7 +145,7 @@ def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], m
         assert torch.equal(got, right)
     for op, count in whole:
         pieces = [size for other, size in programs if other == op]
-        if op.startswith(("bwd-dbias", "decode")):  # parts of sequences, heads or rows of tiles
+        if op.startswith(("bwd-dbias", "bwd-ddiagonals", "decode")):  # parts of sequences, heads, rows, diagonals
             assert sum(pieces) == count
             assert len(pieces) > 1
             assert max(pieces) <= _LARGEST.get(name, 3)

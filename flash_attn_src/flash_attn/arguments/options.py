@@ -84,16 +84,14 @@ def _of_scores(name: str, x: torch.Tensor, q: torch.Tensor, batch: int, seqlen_k
         raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has, or float32")
     _, seqlen_q, heads, _ = q.shape
     shape = tuple(x.shape)
-    if (
-        len(shape) != 4
-        or (shape[0] != 1 and shape[0] != batch)
-        or (shape[1] != 1 and shape[1] != heads)
-        or shape[2] != seqlen_q
-        or shape[3] != seqlen_k
-    ):
+    distances = max(seqlen_q + seqlen_k - 1, 0)
+    fits = len(shape) == 4 and shape[2] == seqlen_q and shape[3] == seqlen_k
+    fits = fits or (len(shape) == 3 and shape[2] == distances)
+    if not fits or (shape[0] != 1 and shape[0] != batch) or (shape[1] != 1 and shape[1] != heads):
+        planes = f"1 or {batch}, 1 or {heads}"
         raise ValueError(
-            f"{name}: got shape {shape}, wanted (1 or {batch}, 1 or {heads}, {seqlen_q}, {seqlen_k}): "
-            "(1 or batch, 1 or heads, seqlen_q, seqlen_k)"
+            f"{name}: got shape {shape}, wanted ({planes}, {seqlen_q}, {seqlen_k}) for a bias of each score, or "
+            f"({planes}, {distances}) for a table of distances: (1 or batch, 1 or heads, seqlen_q + seqlen_k - 1)"
         )
 
 

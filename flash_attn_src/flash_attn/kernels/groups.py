@@ -28,6 +28,16 @@ class Rows(NamedTuple):
     offs_t: Any
 
 
+class Heads(NamedTuple):
+    """A tensor of all batch entries and heads: where it begins, and its steps from an entry, a row, a head to the next
+    one."""
+
+    base: Any
+    stride_b: Any
+    stride_m: Any
+    stride_h: Any
+
+
 class Bounds(NamedTuple):
     """The lengths of a sequence and its window. Query i sees the keys i + shift - window_left to i + shift +
     window_right."""

@@ -143,7 +143,12 @@ _BACKWARD_BIAS = Operation(
     has_separate_outputs=True,
     tuning="fixed",
 )
-
+_BACKWARD_DIAGONALS = replace(
+    _BACKWARD_BIAS,
+    name="bwd-ddiagonals",
+    function="attn_bwd_ddiagonals",
+    types={"*T": "q k v dout bias", "*fp32": "lse delta norms sums", "fp32": "scale softcap"},
+)
 
 _BACKWARD_NORMS = Operation(
     name="bwd-norms",
@@ -426,6 +431,7 @@ OPERATIONS: dict[str, Operation] = {
         *map(_for_blocks, (_FORWARD, _BACKWARD_DKDV, _BACKWARD_DQ)),
         _SPARSE_LISTS,
         _BACKWARD_BIAS,
+        _BACKWARD_DIAGONALS,
         _BACKWARD_NORMS,
         _DECODE,
         _DECODE_PAGED,

@@ -1,8 +1,8 @@
 """Launches over a part of the sequences, heads or rows, for kernels whose grid always begins with program 0.
 
 A part is a smaller call: its pointers are moved, and some of its numbers are smaller. Each program does what it does in
-the whole launch, so the results are the same bit for bit. The rows of `attn_decode` and of `attn_bwd_dbias` say what
-moves.
+the whole launch, so the results are the same bit for bit. The rows of `attn_decode` and of the gradients of a bias say
+what moves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ POINTERS = {
         *("leftpad_k", "alibi_slopes", "block_table", "q_descale", "k_descale", "v_descale", "sinks"),
     ),
     "attn_bwd_dbias": ("q", "k", "v", "dout", "lse", "delta", "bias", "dbias", "norms"),
+    "attn_bwd_ddiagonals": ("q", "k", "v", "dout", "lse", "delta", "bias", "sums", "norms"),
 }
+_OF_BIAS = (
+    *("scale", "softcap", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
+    *(*_strides("g", "bmh"), *_strides("l", "bh"), *_strides("s", "bhm"), "batch", "nheads", "group"),
+)
+_OF_TILES = ("seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "m_blocks", "n_blocks")
 NUMBERS = {
     "attn_decode": (
         *("scale", "softcap", "page_inverse", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
@@ -39,12 +45,8 @@ NUMBERS = {
         *("nheads_k", "group", "seqlen_q", "seqlen_k", "seqlen_new", "capacity", "head_dim", "head_dim_v"),
         *("window_left", "window_right", "chunk", "lse_rows", "m_blocks", "num_splits", "flags"),
     ),
-    "attn_bwd_dbias": (
-        *("scale", "softcap", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
-        *(*_strides("g", "bmh"), *_strides("l", "bh"), *_strides("s", "bhm")),
-        *("batch", "nheads", "group", "planes_b", "planes_h", "seqlen_q", "seqlen_k", "head_dim"),
-        *("window_left", "window_right", "m_blocks", "n_blocks", "flags"),
-    ),
+    "attn_bwd_dbias": (*_OF_BIAS, "planes_b", "planes_h", *_OF_TILES, "flags"),
+    "attn_bwd_ddiagonals": (*_OF_BIAS, *_OF_TILES, "first", "diagonals", "flags"),
 }
 # The numbers of a launch, its programs, the sizes of its tiles, and `unit`: elements in 16 bytes.
 Numbers = Mapping[str, int]
@@ -102,6 +104,12 @@ def _dbias_operations(numbers: Numbers) -> int:
     return 2 * 2 * tile * max(sharing, 1)
 
 
+def _diagonals_operations(numbers: Numbers) -> int:
+    """Operations of one program of `attn_bwd_ddiagonals`, as if it had the longest diagonal and no window."""
+    tile = numbers["block_m"] * numbers["block_n"] * numbers["head_dim"] * numbers["unit"]
+    return 2 * 2 * tile * min(numbers["m_blocks"], numbers["n_blocks"])
+
+
 def _decode(numbers: Numbers, size: int) -> Iterator[Part]:
     """The parts of a launch of `attn_decode`: several sequences, or several key heads of a sequence. A part has at
     least one key head, whose splits run side by side.
@@ -138,27 +146,51 @@ def _dbias(numbers: Numbers, size: int) -> Iterator[Part]:
     head. A part has at least one row of tiles.
     """
     planes_h, group, m_blocks, n_blocks = (numbers[name] for name in ("planes_h", "group", "m_blocks", "n_blocks"))
-    unit, plane, rows = numbers["unit"], m_blocks * n_blocks, max(size // n_blocks, 1)
+    plane, rows = m_blocks * n_blocks, max(size // n_blocks, 1)
     for first, some, first_head, few in _ranges(numbers["planes_b"], planes_h, plane, size, 1, group):
         blocks = [(first_head, 0, some * few * m_blocks)]
         if some * few * plane > size:
             heads = range(first_head, first_head + few)
             blocks = [(head, m, min(rows, m_blocks - m)) for head in heads for m in range(0, m_blocks, rows)]
         for head, block, count in blocks:
-            row, kv_head = block * numbers["block_m"], head // group
-            lse = first * numbers["stride_lb"] + head * numbers["stride_lh"] + row
-            offsets = {
-                "q": _offset(numbers, "q", first, head, row) * unit,
-                "k": (first * numbers["stride_kb"] + kv_head * numbers["stride_kh"]) * unit,
-                "v": (first * numbers["stride_vb"] + kv_head * numbers["stride_vh"]) * unit,
-                "dout": _offset(numbers, "g", first, head, row) * unit,
-                "lse": lse,
-                "delta": lse,
-                "bias": _offset(numbers, "s", first, head, row),
-                "dbias": ((first * planes_h + head) * numbers["seqlen_q"] + row) * numbers["seqlen_k"],
-                "norms": first * (numbers["nheads"] // group) + kv_head,
-            }
+            row = block * numbers["block_m"]
+            offsets = _offsets_of_bias(numbers, first, head, row)
+            offsets["dbias"] = ((first * planes_h + head) * numbers["seqlen_q"] + row) * numbers["seqlen_k"]
             yield count * n_blocks, offsets, {"seqlen_q": numbers["seqlen_q"] - row}
+
+
+def _diagonals(numbers: Numbers, size: int) -> Iterator[Part]:
+    """The parts of a launch of `attn_bwd_ddiagonals`: several sequences, several heads of a sequence, or diagonals of a
+    head.
+    """
+    nheads, group, diagonals = numbers["nheads"], numbers["group"], numbers["diagonals"]
+    batch = numbers["programs"] // (diagonals * nheads)
+    for entry, some, first_head, few in _ranges(batch, nheads, diagonals, size, 1, group):
+        parts = [(first_head, 0, some * few * diagonals)]
+        if some * few * diagonals > size:
+            heads = range(first_head, first_head + few)
+            parts = [(head, x, min(size, diagonals - x)) for head in heads for x in range(0, diagonals, size)]
+        for head, diagonal, count in parts:
+            offsets = _offsets_of_bias(numbers, entry, head, 0)
+            offsets["sums"] = ((entry * nheads + head) * diagonals + diagonal) * 2 * numbers["block_m"]
+            yield count, offsets, {"first": numbers["first"] + diagonal}
+
+
+def _offsets_of_bias(numbers: Numbers, entry: int, head: int, row: int) -> dict[str, int]:
+    """Where the inputs of the kernels of a bias's gradient begin for a part that begins with this sequence, head and
+    row."""
+    unit, group = numbers["unit"], numbers["group"]
+    kv_head, lse = head // group, entry * numbers["stride_lb"] + head * numbers["stride_lh"] + row
+    return {
+        "q": _offset(numbers, "q", entry, head, row) * unit,
+        "k": (entry * numbers["stride_kb"] + kv_head * numbers["stride_kh"]) * unit,
+        "v": (entry * numbers["stride_vb"] + kv_head * numbers["stride_vh"]) * unit,
+        "dout": _offset(numbers, "g", entry, head, row) * unit,
+        "lse": lse,
+        "delta": lse,
+        "bias": _offset(numbers, "s", entry, head, row),
+        "norms": entry * (numbers["nheads"] // group) + kv_head,
+    }
 
 
 def _offset(numbers: Numbers, tensor: str, batch: int, head: int, row: int) -> int:
@@ -205,4 +237,5 @@ def _moved(tensor: torch.Tensor | None, elements: int, name: str) -> torch.Tenso
 _FUNCTIONS: dict[str, tuple[Callable[[Numbers], int], Callable[[Numbers, int], Iterator[Part]]]] = {
     "attn_decode": (_decode_operations, _decode),
     "attn_bwd_dbias": (_dbias_operations, _dbias),
+    "attn_bwd_ddiagonals": (_diagonals_operations, _diagonals),
 }

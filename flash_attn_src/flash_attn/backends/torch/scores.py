@@ -89,6 +89,29 @@ def grouped(x: torch.Tensor, heads_k: int) -> torch.Tensor:
     return x[:, :, None] if x.shape[1] == 1 else x.unflatten(1, (heads_k, x.shape[1] // heads_k))
 
 
-def of_tile(options: Options, rows: slice, keys: slice) -> Options:
-    """The part of `by_group` that belongs to some rows and keys."""
-    return _each(options, lambda axes, x: x[..., rows, keys] if axes == "scores" else x)
+def of_tile(options: Options, rows: slice, keys: slice, seqlen_q: int) -> Options:
+    """The part of `by_group` that belongs to some rows and keys. A table of distances becomes a bias of each score."""
+
+    def part(axes: str, x: torch.Tensor) -> torch.Tensor:
+        if axes != "scores":
+            return x
+        return x[..., rows, keys] if x.dim() == 5 else x[..., _distances(rows, keys, seqlen_q, x.device)]
+
+    return _each(options, part)
+
+
+def _distances(rows: slice, keys: slice, seqlen_q: int, device: torch.device) -> torch.Tensor:
+    """The entries of a table of distances that a tile of scores reads, (rows, keys)."""
+    first_row = torch.arange(keys.start, keys.stop, device=device)
+    return first_row - torch.arange(rows.start, rows.stop, device=device)[:, None] + (seqlen_q - 1)
+
+
+def add_to_bias(dbias: torch.Tensor, dscores: torch.Tensor, rows: slice, keys: slice, seqlen_q: int) -> None:
+    """Adds the gradients of a tile of scores (batch, heads_k, group, rows, keys) to those of a bias by `grouped`."""
+    planes = [1 if mine == 1 else size for mine, size in zip(dbias.shape[:3], dscores.shape, strict=False)]
+    dscores = dscores.sum_to_size((*planes, *dscores.shape[-2:]))
+    if dbias.dim() == 5:
+        dbias[..., rows, keys] += dscores
+    else:
+        places = _distances(rows, keys, seqlen_q, dbias.device)
+        dbias.index_add_(-1, places.flatten(), dscores.flatten(-2))

@@ -131,7 +131,7 @@ class _Block:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(b, heads_k, group, rows, keys) scores, masked with -inf, and their derivative: see `scores.modified`."""
         scores = self.ungroup(queries @ keys.transpose(-1, -2)) * self.options.scale
-        options = modifiers.of_tile(self.options, slice(q0, q1), slice(k0, k1))
+        options = modifiers.of_tile(self.options, slice(q0, q1), slice(k0, k1), self.seqlen_q)
         left, right = self.window
         first, last = q0 + self.shift, q1 - 1 + self.shift
         if (left < 0 or k0 >= last - left) and (right < 0 or k1 - 1 <= first + right):
@@ -280,8 +280,7 @@ def backward(inputs: Inputs, given: Given, written: Gradients, sequence: int = 0
                 dvalues[:, :, k0:k1] += used.flatten(2, 3).transpose(-1, -2) @ douts
                 dscores = weights * (dweights - delta)
                 if block_dbias is not None:
-                    tile = block_dbias[..., q0:q1, k0:k1]
-                    tile += dscores.sum_to_size(tile.shape)
+                    modifiers.add_to_bias(block_dbias, dscores, slice(q0, q1), slice(k0, k1), block.seqlen_q)
                 if derivative is not None:
                     dscores = dscores * derivative
                 dscores = dscores.flatten(2, 3) * options.scale

@@ -9,6 +9,7 @@ from flash_attn.kernels.tuning.config import C
 CONFIGS: dict[tuple[str, str], C] = {
     ("probabilities", "any"): C(32, 32, 4, block_k=16),  # called when somebody debugs
     ("bwd-dbias", "bias"): C(32, 32, 4, block_k=16),
+    ("bwd-ddiagonals", "bias"): C(64, 64, 4, block_k=16),
     ("bwd-norms", "plain"): C(128, 0, 4),
     ("sparse-lists", "plain"): C(0, 64, 1),
     ("append", "plain"): C(16, 0, 4),
