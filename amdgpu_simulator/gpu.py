@@ -32,6 +32,7 @@ from flash_attn.kernels import assembly as assembly_table
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device
+from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.ck_planner import Launch
 
 from amdgpu_simulator import assembly_kernels, through_hip
@@ -70,7 +71,7 @@ class Kernel:
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
-        self.takes_sinks = variant.takes("sinks")
+        self.arguments = Arguments.of(variant, gpu.target)
         self._gpu = gpu
         self._entry = entry
         self._program = gpu.program(kernel)

@@ -75,7 +75,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
             num_warps=options.pop("num_warps"), num_stages=options.pop("num_stages"), options=tuple(options.items()),
         )  # fmt: skip
         try:
-            kernel = stored.StoreKernel(archive, name, 0, takes_sinks=variant.takes("sinks"))
+            kernel = stored.StoreKernel(archive, name, 0)
             found.setdefault(variant, []).append(Tile(name, row, kernel))
         except RuntimeError as error:  # more shared memory than a program may have
             print(f"  {name}: {error}", flush=True)
@@ -106,7 +106,7 @@ def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
     def refuse(*_: object) -> None:
         raise _TakenError
 
-    parts = ("block_m", "block_n", "num_xcds", "takes_sinks")
+    parts = ("block_m", "block_n", "num_xcds", "arguments")
     kernel = SimpleNamespace(launch=refuse, **{part: getattr(tile.kernel, part) for part in parts})
     install(variant, tile._replace(kernel=kernel))
     for name, call in timed.items():

@@ -91,9 +91,9 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tune")
 
 
-def kernel(*_: object, takes_sinks: bool) -> SimpleNamespace:
+def kernel(*_: object) -> SimpleNamespace:
     """The kernel for a code object of the archive."""
-    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, takes_sinks=takes_sinks, launch=lambda: None)
+    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, arguments=None, launch=lambda: None)
 
 
 def run(

@@ -3,7 +3,7 @@
 mod common;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_flash_rocm::launch::internals::{self, Call, Catalogue, Choice, Launch, Planner, Sources, Tile};
+use candle_flash_rocm::launch::internals::{self, Call, Catalogue, Choice, Launch, Planner, Signature, Sources, Tile};
 use candle_flash_rocm::launch::{self, Backward, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
@@ -220,6 +220,10 @@ struct Every;
 impl Catalogue for Every {
     fn tile(&self, _kernel: &str) -> candle_flash_rocm::Result<Tile> {
         Ok(Tile { block_m: 128, block_n: 64, num_xcds: 8 })
+    }
+
+    fn signature(&self, kernel: &str) -> candle_flash_rocm::Result<&Signature> {
+        Ok(common::signature(kernel))
     }
 
     fn has(&self, _kernel: &str) -> bool {

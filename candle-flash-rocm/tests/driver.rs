@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_flash_rocm::driver::{Driver, Gpu, Platform};
 use candle_flash_rocm::launch::internals::{
-    plan_backward, plan_forward, Argument, Catalogue, Choice, Device as Units, Step, Tile,
+    plan_backward, plan_forward, Argument, Catalogue, Choice, Device as Units, Signature, Step, Tile,
 };
 use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Shape};
 use candle_flash_rocm::store::Stores;
@@ -87,6 +87,10 @@ impl Catalogue for Every {
         Ok(Tile { block_m: 64, block_n: 64, num_xcds: 1 })
     }
 
+    fn signature(&self, kernel: &str) -> Result<&Signature> {
+        Ok(common::signature(kernel))
+    }
+
     fn has(&self, _: &str) -> bool {
         true
     }
@@ -137,19 +141,23 @@ fn sha256(bytes: &[u8]) -> String {
 fn store(directory: &Path, kernels: &[(String, String)], planner: Option<&str>) -> PathBuf {
     let entries: serde_json::Map<String, serde_json::Value> = kernels
         .iter()
-        .map(|(name, params)| {
+        .enumerate()
+        .map(|(place, (name, params))| {
             let entry = serde_json::json!({
                 "group": "g", "offset": 0, "size": 4, "sha256": sha256(b"code"), "symbol": "s", "threads": 64,
-                "shared": 0, "params": params, "constants": {"BLOCK_M": 64, "BLOCK_N": 64, "NUM_XCDS": 1},
+                "shared": 0, "params": params, "signature": place, "constants": {"BLOCK_M": 64, "BLOCK_N": 64, "NUM_XCDS": 1},
             });
             (name.clone(), entry)
         })
         .collect();
+    let signatures: Vec<String> =
+        kernels.iter().map(|(name, _)| common::signature(name).names().collect::<Vec<_>>().join(" ")).collect();
     let choice = serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"], "serves": {}});
     let mut manifest = serde_json::json!({
         "format": candle_flash_rocm::store::FORMAT,
         "facts": {"gpus": ["gfx942"], "min_hip": null},
         "choice": choice,
+        "signatures": signatures,
         "kernels": entries,
     });
     if let Some(planner) = planner {

@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use candle_flash_rocm::launch::internals::{
-    plan_backward, plan_forward, Argument, Call, Catalogue, Choice, Device, Launch, Planner, Source, Sources, Step,
-    Tile,
+    plan_backward, plan_forward, Argument, Call, Catalogue, Choice, Device, Launch, Name, Planner, Signature, Source,
+    Sources, Step, Tile,
 };
 use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{Error, Result};
@@ -43,6 +43,8 @@ struct Recorded {
     cases: Vec<Case>,
     /// What each case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
     composable: Vec<Vec<(String, String)>>,
+    /// The names of the arguments of all kernels.
+    signatures: Vec<String>,
     /// The kernel providers that Python's table gives each case.
     sources: Vec<Expected>,
     targets: BTreeMap<String, Target>,
@@ -61,8 +63,11 @@ struct Expected {
 struct Target {
     choice: Choice,
     compute_units: usize,
-    tiles: BTreeMap<String, [usize; 3]>,
+    /// Rows and keys of a tile, dies, and the place in `Recorded::signatures`.
+    tiles: BTreeMap<String, [usize; 4]>,
     launches: Vec<Vec<Launched>>,
+    #[serde(skip)]
+    signatures: Vec<Signature>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -90,7 +95,14 @@ struct Case {
 impl Catalogue for Target {
     fn tile(&self, kernel: &str) -> Result<Tile> {
         match self.tiles.get(kernel) {
-            Some(&[block_m, block_n, num_xcds]) => Ok(Tile { block_m, block_n, num_xcds }),
+            Some(&[block_m, block_n, num_xcds, _]) => Ok(Tile { block_m, block_n, num_xcds }),
+            None => Err(Error::Unsupported(format!("Python's backend never asked for {kernel}"))),
+        }
+    }
+
+    fn signature(&self, kernel: &str) -> Result<&Signature> {
+        match self.tiles.get(kernel) {
+            Some(&[.., signature]) => Ok(&self.signatures[signature]),
             None => Err(Error::Unsupported(format!("Python's backend never asked for {kernel}"))),
         }
     }
@@ -221,7 +233,12 @@ fn launched(steps: &[Step]) -> Vec<Launched> {
 }
 
 fn recorded() -> Recorded {
-    serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches")
+    let mut recorded: Recorded =
+        serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
+    for target in recorded.targets.values_mut() {
+        target.signatures = recorded.signatures.iter().map(|names| Signature::parse(names)).collect();
+    }
+    recorded
 }
 
 #[test]
@@ -270,18 +287,24 @@ impl Kept {
     }
 }
 
+/// The value of an argument of a launch.
+fn value(launch: &Launch, signature: &Signature, name: &str) -> u64 {
+    match launch.arguments[signature.position(name).unwrap_or_else(|| panic!("{} has no {name}", launch.kernel))] {
+        Argument::Pointer(address) => address,
+        Argument::I32(number) => number as u64,
+        _ => panic!("{name} of {} is no address and no integer", launch.kernel),
+    }
+}
+
 /// (partial, partial_lse, splits, rows, head_dim) of a launch that joins splits, see `combine.attn_combine`.
-fn joined(launch: &Launch) -> Option<(u64, u64, usize, usize, usize)> {
-    let number = |index: usize| match launch.arguments[index] {
-        Argument::I32(number) => number as usize,
-        _ => panic!("argument {index} of {} is no number", launch.kernel),
-    };
-    let (Argument::Pointer(partial), Argument::Pointer(partial_lse)) = (&launch.arguments[0], &launch.arguments[1])
-    else {
-        panic!("{} begins with two pointers", launch.kernel)
-    };
-    let last = launch.arguments.len() - 1;
-    launch.kernel.starts_with("combine-").then(|| (*partial, *partial_lse, number(last), number(8), number(last - 1)))
+fn joined(launch: &Launch, target: &Target) -> Option<(u64, u64, usize, usize, usize)> {
+    if !launch.kernel.starts_with("combine-") {
+        return None;
+    }
+    let signature = target.signature(&launch.kernel).expect("a signature");
+    let of = |name| value(launch, signature, name);
+    let [splits, rows, dim] = ["num_splits", "stride_rs", "head_dim"].map(|name| of(name) as usize);
+    Some((of("partial"), of("partial_lse"), splits, rows, dim))
 }
 
 /// A launch has no sizes of memory, so a workspace that is too small, or two that overlap, changes no launch.
@@ -298,7 +321,7 @@ fn workspaces_hold_what_kernels_write() {
             let (mut results, mut lse) = (Vec::new(), vec![forward.lse]);
             for step in &steps {
                 let Step::Launch(launch) = step else { continue };
-                let Some((partial, partial_lse, splits, rows, dim)) = joined(launch) else { continue };
+                let Some((partial, partial_lse, splits, rows, dim)) = joined(launch, target) else { continue };
                 memory.assert_holds(partial, 4 * splits * rows * dim);
                 memory.assert_holds(partial_lse, 4 * splits * rows);
                 lse.push(partial_lse);
@@ -352,17 +375,20 @@ fn workspaces_hold_what_kernels_write() {
     assert!(joins > 20 && infinite > 5 && sums > 5, "{joins} {infinite} {sums}");
 }
 
-/// The strides (batch, row, head) of the tensors of a backward launch, in the order of its arguments.
-fn strides(launch: &Launch) -> Vec<[i32; 3]> {
-    let floats = launch.arguments.iter().rposition(|one| matches!(one, Argument::F32(_))).expect("a float");
-    let numbers: Vec<i32> = launch.arguments[floats + 1..]
-        .iter()
-        .map(|one| match one {
-            Argument::I32(number) => *number,
-            _ => panic!("{one:?} after the floats of {}", launch.kernel),
-        })
-        .collect();
-    numbers[..18].chunks(3).map(|three| [three[0], three[1], three[2]]).collect()
+/// The (batch, row, head) strides of tensors of a launch, by their letters and the letter of their rows.
+fn strides(launch: &Launch, target: &Target, letters: &[(&str, char)]) -> Vec<[i32; 3]> {
+    let signature = target.signature(&launch.kernel).expect("a signature");
+    let of = |tensor: &str, axis: char| value(launch, signature, &format!("stride_{tensor}{axis}")) as i32;
+    letters.iter().map(|&(tensor, row)| [of(tensor, 'b'), of(tensor, row), of(tensor, 'h')]).collect()
+}
+
+/// Every name that a call gives a value to is an argument of a kernel.
+#[test]
+fn a_call_names_arguments_that_kernels_have() {
+    let recorded = recorded();
+    for (name, _) in Name::ALL {
+        assert!(recorded.signatures.iter().any(|names| names.split(' ').any(|one| one == *name)), "{name}");
+    }
 }
 
 /// Tensors of one shape with strides of their own, and parts of dk and dv where queries outnumber keys.
@@ -394,8 +420,11 @@ fn a_backward_gives_each_tensor_its_own_strides() {
         operands.iter().map(|one| [one.batch, one.row, one.head].map(|stride| (stride / 8) as i32)).collect()
     };
     let [of_dq, of_dkdv] = launches[..] else { panic!("{} launches", launches.len()) };
-    assert_eq!(strides(of_dq), units(&[q, k, v, out, dout, dq]));
-    assert_eq!(strides(of_dkdv), units(&[q, k, v, dout, in_parts, in_parts]));
+    let (keys, values) = (("k", 'n'), ("v", 'n'));
+    let letters = [("q", 'm'), keys, values, ("o", 'm'), ("g", 'm'), ("dq", 'm')];
+    assert_eq!(strides(of_dq, target, &letters), units(&[q, k, v, out, dout, dq]));
+    let letters = [("q", 'm'), keys, values, ("g", 'm'), ("dk", 'n'), ("dv", 'n')];
+    assert_eq!(strides(of_dkdv, target, &letters), units(&[q, k, v, dout, in_parts, in_parts]));
 }
 
 /// Keeps what it is asked for, and plans nothing.

@@ -26,14 +26,17 @@ from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.sources import Sources
 from flash_attn.calls import AttentionCall, GradientCall, attention_call
-from flash_attn.kernels import assembly, launches, providers
+from flash_attn.kernels import assembly, launches, providers, signatures
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner, device
+from flash_attn.runtime.arguments import Arguments
 
 OUTPUT = Path(__file__).resolve().parent / "data" / "launches.json"
 
 # Compute units of a GPU of each target.
 TARGETS = {"gfx942": 304, "gfx1100": 96, "sm_90": 132}
+# The names of the arguments of all kernels, as in the stores of these targets and of one with `bwd-norms`.
+SIGNATURES = sorted({text for target in (*TARGETS, "gfx90a") for text in signatures.signatures(target)})
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 # Where a call's own tensors are said to be, 4 GiB apart; other addresses start at OTHERS.
@@ -131,9 +134,10 @@ def cases() -> Iterator[Case]:
 class Kernel:
     """A kernel that keeps its launches."""
 
+    arguments: Arguments
+
     def __init__(self, variant: Variant, constants: dict[str, Any], kept: list[tuple[str, Any, Any, Any]]) -> None:
         self.name = variant.name
-        self.takes_sinks = variant.takes("sinks")
         self.block_m = constants.get("BLOCK_M", 0)
         self.block_n = constants.get("BLOCK_N", 0)
         self.num_xcds = constants.get("NUM_XCDS", 1)
@@ -163,7 +167,9 @@ class Gpu:
 
     def kernel(self, variant: Variant) -> Kernel:
         kernel = Kernel(variant, launches.specification(variant, self.target).constants, self.kept)
-        self.tiles[variant.name] = [kernel.block_m, kernel.block_n, kernel.num_xcds]
+        kernel.arguments = Arguments.of(variant, self.target)
+        signature = SIGNATURES.index(" ".join(signatures.names(variant, self.target)))
+        self.tiles[variant.name] = [kernel.block_m, kernel.block_n, kernel.num_xcds, signature]
         return kernel
 
     def has_composable_kernel(self) -> bool:
@@ -348,6 +354,7 @@ def record() -> str:
     composable = ",\n".join(json.dumps(one, separators=(",", ":")) for one in planned)
     every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
     head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n'
+    head += f'"signatures": {json.dumps(SIGNATURES, indent=0)},\n'
     head += f'"sources": [{", ".join(sources)}],\n"targets": {{\n'
     return head + ",\n".join(lines) + "\n}}\n"
 

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
 
+use candle_flash_rocm::launch::internals::Catalogue;
 use candle_flash_rocm::store::{Parameter, Store, Stores};
 use proptest::prelude::*;
 use zip::write::{SimpleFileOptions, ZipWriter};
@@ -67,6 +68,9 @@ fn a_store_gives_its_kernels() {
     assert_eq!((kernel.block_m, kernel.block_n, kernel.num_xcds), (128, 64, 8));
     use Parameter::{Null, Pointer, F32, I32};
     assert_eq!(kernel.parameters, [Pointer, Pointer, F32, I32, Null, Null]);
+    let names: Vec<_> = store.signature("fwd-bf16-d64").expect("names").names().collect();
+    assert_eq!(names, ["q", "k", "scale", "seqlen_q"]);
+    refused(store.signature("fwd-fp16-d64"), &["kernel fwd-fp16-d64 has no names of its arguments"]);
     assert_eq!(store.get("fwd-fp16-d64").expect("a kernel").parameters, [Parameter::Structure(200)]);
     assert_eq!(store.image("fwd-bf16-d64").expect("an image"), b"one code object ".repeat(20));
     assert_eq!(store.image("fwd-fp16-d64").expect("an image"), b"another code object ".repeat(30));
@@ -118,15 +122,17 @@ fn without_code(offset: usize, at: usize) -> Vec<u8> {
         "group": "g", "offset": 0, "size": 8, "sha256": digest, "symbol": "s", "threads": 64, "shared": 0,
         "params": "P", "code": {"at": at, "offset": offset, "size": 4},
     });
-    let manifest = serde_json::json!({"format": 4, "facts": facts(&["gfx1103"]), "choice": choice(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
+    let manifest = serde_json::json!({"format": 5, "signatures": [], "facts": facts(&["gfx1103"]), "choice": choice(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"headtail")])
 }
 
 #[test]
 fn a_generic_store_serves_the_gpus_that_its_manifest_names() {
     let directory = Directory::new("generic");
-    let manifest =
-        |facts| serde_json::json!({"format": 4, "facts": facts, "choice": choice(), "kernels": {}}).to_string();
+    let manifest = |facts| {
+        serde_json::json!({"format": 5, "signatures": [], "facts": facts, "choice": choice(), "kernels": {}})
+            .to_string()
+    };
     let path = directory.0.join("gfx11-generic.zip");
     fs::write(&path, archive(&[("manifest.json", manifest(facts(&["gfx1103", "gfx1300"])).as_bytes())]))
         .expect("a file");
@@ -151,8 +157,7 @@ fn a_manifest_without_facts_or_with_unknown_providers_is_refused() {
         ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["mlir"], "larger": []}), "`mlir`"),
         ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": [], "larger": []}), "field `serves`"),
     ] {
-        let mut manifest =
-            serde_json::json!({"format": 4, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
+        let mut manifest = serde_json::json!({"format": 5, "signatures": ["q"], "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
         manifest[name] = part;
         refused(read(archive(&[("manifest.json", manifest.to_string().as_bytes())])), &[words]);
     }
@@ -194,9 +199,9 @@ fn files_that_are_no_store_are_refused() {
     refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
     refused(read(archive(&[("other", b"")])), &["manifest.json"]);
     refused(read(archive(&[("manifest.json", b"\"x\"")])), &["manifest.json cannot be read"]);
-    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 4"]);
+    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 5"]);
     refused(
-        read(archive(&[("manifest.json", br#"{"format": 4, "kernels": [1]}"#)])),
+        read(archive(&[("manifest.json", br#"{"format": 5, "kernels": [1]}"#)])),
         &["manifest.json cannot be read"],
     );
 }
@@ -205,10 +210,11 @@ fn files_that_are_no_store_are_refused() {
 fn with(field: &str, value: &str) -> Vec<u8> {
     let mut entry = serde_json::json!({
         "group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s", "threads": 64, "shared": 0, "params": "P",
+        "signature": 0,
     });
     entry[field] = serde_json::from_str(value).expect("JSON");
     let manifest =
-        serde_json::json!({"format": 4, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {"k": entry}})
+        serde_json::json!({"format": 5, "signatures": ["q"], "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {"k": entry}})
             .to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"code")])
 }
@@ -221,6 +227,8 @@ fn damaged_entries_are_refused() {
         ("params", "\"Pz\"", "letter 'z'"),
         ("params", "\"0P\"", "they come last"),
         ("params", "\"B0\"", "B wants a number of bytes"),
+        ("signature", "1", "kernel k takes 1 arguments, its signature 1 names 0"),
+        ("params", "\"PP\"", "kernel k takes 2 arguments, its signature 0 names 1"),
         ("symbol", "\"\"", "is empty"),
         ("symbol", "\"a\\u0000b\"", "null character"),
     ] {
@@ -324,11 +332,11 @@ proptest! {
     fn mutated_manifests_never_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut manifest = br#"{"format": 4, "facts": {"gpus": ["gfx942"], "min_hip": null},
+        let mut manifest = br#"{"format": 5, "signatures": ["q k scale group"], "facts": {"gpus": ["gfx942"], "min_hip": null},
             "choice": {"max_head_dim": 256, "default": ["ck", "triton"], "larger": ["triton"], "serves": {}, "rows": [{"op": "fwd",
             "dtypes": ["bf16"], "dims": [1, 64], "masks": ["plain"], "least_q": 1, "sources": ["asm"], "value_dim": 0}]},
             "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
-            "threads": 64, "shared": 0, "params": "PPif00", "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}, "b": {"group": "g",
+            "threads": 64, "shared": 0, "params": "PPif00", "signature": 0, "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}, "b": {"group": "g",
             "offset": 1, "size": 2, "sha256": "", "symbol": "b", "threads": 9, "shared": 0, "params": "B200"}, "a": {"group":
             "g", "offset": 0, "size": 4, "sha256": "", "symbol": "a", "threads": 512, "shared": 0, "params": "K512"}}}"#
             .to_vec();

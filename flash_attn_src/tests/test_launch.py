@@ -26,6 +26,7 @@ from flash_attn.backends.ck.parameters import Parameters
 from flash_attn.kernels import launches, switches, targets, tuning
 from flash_attn.kernels.variants import Variant, table
 from flash_attn.runtime import ck_planner, device, driver, jit, layer, store, stored
+from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.ck_planner import Launch
 from triton.backends.amd import compiler
 from triton.compiler.errors import CompilationError
@@ -38,13 +39,13 @@ VARIANT = Variant("fwd", "bf16", 64, "plain")
 def write(path: Path, manifest: object = None) -> Path:
     """A store of one Triton kernel and one of Composable Kernel."""
     common = {"sha256": hashlib.sha256(IMAGE).hexdigest(), "shared": 64, "threads": 256, "constants": {}}
-    kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPif0"}}
+    kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPif0", "signature": 0}}
     kernels[VARIANT.name] |= {"constants": {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_XCDS": 8}}
     kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B9"}
     for entry in kernels.values():
         entry.update(group="triton-fwd-d64", offset=3, size=len(IMAGE))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-        whole = {"format": store.FORMAT, "kernels": kernels, "compiler": {}}
+        whole = {"format": store.FORMAT, "kernels": kernels, "compiler": {}, "signatures": ["q k group scale"]}
         archive.writestr("manifest.json", json.dumps(whole if manifest is None else manifest))
         archive.writestr("triton-fwd-d64", b"..." + IMAGE + b"...")
     return path
@@ -243,33 +244,41 @@ def test_the_jit_names_no_option_that_the_installed_triton_lacks(monkeypatch: py
         assert left == {}
 
 
+def cut(kernel: jit.JitKernel, pointers: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
+    """Leaves a kernel these arguments."""
+    kernel.arguments = Arguments(kernel.name, pointers, numbers, (*pointers, *numbers))
+    kernel.parameters = [*pointers, *numbers]
+
+
 def test_the_jit_skips_empty_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
 
     class Function:
-        arg_names = ("q", "lse", "cu_seqlens_q", "rng_state")
-
         def __getitem__(self, grid: object) -> Any:
             return lambda *arguments, **options: launched.append((grid, arguments, options))
 
     monkeypatch.setattr(jit, "interpreting", lambda: True)
     kernel = jit.Interpreter().kernel(VARIANT)
     assert "num_warps" not in kernel.options
-    kernel.function, kernel.options, kernel.absent = Function(), {"BLOCK_M": 16}, []
+    kernel.function, kernel.options = Function(), {"BLOCK_M": 16}
+    cut(kernel, ("q",), ("group",))
     q = torch.ones(3)
     for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 2, 3)):
         kernel.launch(grid, (q,), (5,))
     assert launched == [((1, 2, 3), (q, 5), {"BLOCK_M": 16})]
+    cut(kernel, ("q", "lse", "cu_seqlens_q", "rng_state"))
     kernel.launch((1, 1, 1), (q, None, None, None), ())
     _, (_, *absent), _ = launched[-1]
     assert [each.dtype for each in absent] == [torch.float32, torch.int32, torch.int64]
     entered = []
     monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or nullcontext())
     kernel.index = 0
+    cut(kernel, ("q",))
     kernel.launch((4, 5, 6), (q,), ())
     assert entered == [0]
     assert launched[2:] == [((4, 5, 6), (q,), {"BLOCK_M": 16})]
     kernel.index = -1
+    cut(kernel)
     for words, kind, told in (
         ("PassManager::run failed", store.KernelError, r"^Triton \S+ cannot compile fwd-\S+ for gfx950 \(PassManager"),
         ("HIP out of memory", RuntimeError, "^HIP out of memory$"),
@@ -293,7 +302,8 @@ def test_an_error_of_tritons_compiler_is_one_of_a_kernel(error: Exception, told:
     """The kernel's next launch says so at once: to compile again would take seconds."""
     kernel = jit.Interpreter().kernel(VARIANT)
     function = mock.Mock(side_effect=error)
-    kernel.function, kernel.options, kernel.absent = {(1, 1, 1): function}, {}, []
+    kernel.function, kernel.options = {(1, 1, 1): function}, {}
+    cut(kernel, ("q",))
     for _ in range(2):
         with pytest.raises(store.KernelError, match=rf"Triton \S+ cannot compile fwd-\S+ for gfx950 \(.*{told}"):
             kernel.launch((1, 1, 1), (torch.ones(1),), ())
@@ -314,7 +324,7 @@ def test_the_jit_compiles_for_gfx11_without_its_hazard(
     monkeypatch.setattr(jit, "interpreting", lambda: False)
     kernel = jit.JitKernel(Variant("fwd", "bf16", 64, "plain"), target)
     kernel.function = {(1, 1, 1): function}
-    kernel.absent = []
+    cut(kernel)
     kernel.launch((1, 1, 1), (), ())
     assert inside == [not repairs]
     kernel.function = {(1, 1, 1): mock.Mock(side_effect=RuntimeError("HIP out of memory"))}

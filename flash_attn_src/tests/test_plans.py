@@ -13,6 +13,7 @@ from flash_attn.backends import triton
 from flash_attn.kernels import launches
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device
+from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.device import Grid, Tensors
 
 Call = Callable[[], object]
@@ -40,7 +41,7 @@ class _Gpu:
 
         return SimpleNamespace(
             block_m=constants.get("BLOCK_M", 0), block_n=constants.get("BLOCK_N", 0), num_xcds=8,
-            takes_sinks=variant.takes("sinks"), launch=launch,
+            arguments=Arguments.of(variant, self.target), launch=launch,
         )  # fmt: skip
 
 

@@ -121,7 +121,8 @@ def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool)
         _draw(1, sq, 2, 64), _draw(1, sk, 2, 64), _draw(1, sk, 2, 64), softmax_scale=1.0, window_size=(90, 200)
     )
     call.options.mask = Mask(mask)
-    (order, counts, *_), numbers, _ = lists.lists_of(call, *tile, by_keys=by_keys)
+    values, _ = lists.lists_of(call, *tile, by_keys=by_keys)
+    order, counts = values["tiles"], values["tile_counts"]
     visible = _visible(mask, sq, sk, False, (90, 200))[0]
     rows, cols = -(-sq // tile[0]), -(-sk // tile[1])
     for head in range(2):
@@ -137,7 +138,7 @@ def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool)
                     assert bool(here.all())
                     assert (n + 1) * tile[1] <= sk
                     assert not by_keys or (m + 1) * tile[0] <= sq
-    assert numbers[6:8] == block
+    assert (values["block_q"], values["block_k"]) == block
 
 
 def _write(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -176,13 +177,14 @@ def test_lists_on_an_amd_gpu(target: str) -> None:
     call = attention_call(q, k, k, softmax_scale=1.0, window_size=(90, 400))
     call.options.mask = Mask(BlockMask(_mask(1, 2, (sq, sk), block, 0.4).seen.cpu(), block))
     for by_keys in (False, True):
-        wanted = lists.lists_of(call, 128, 64, by_keys=by_keys).tensors
+        wanted = lists.lists_of(call, 128, 64, by_keys=by_keys)[0]
         with gpu.pretend(target) as launched:
-            tensors = lists.lists_of(call, 128, 64, by_keys=by_keys).tensors
+            tensors = lists.lists_of(call, 128, 64, by_keys=by_keys)[0]
         assert launched == ["sparse-lists-fp16-d64"]
-        assert torch.equal(tensors[1], wanted[1])
+        assert torch.equal(tensors["tile_counts"], wanted["tile_counts"])
         for got, same, (_, every) in zip(
-            *(x[0].flatten(0, 1).tolist() for x in (tensors[0], wanted[0], wanted[1])), strict=True
+            *(x[0].flatten(0, 1).tolist() for x in (tensors["tiles"], wanted["tiles"], wanted["tile_counts"])),
+            strict=True,
         ):
             assert got[:every] == same[:every]
 
@@ -322,9 +324,9 @@ def test_lists_of_a_captured_graph_are_not_kept(monkeypatch: pytest.MonkeyPatch)
     call.options.mask = Mask(mask)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
-    captured = lists.lists_of(call, 64, 64)
+    captured, _ = lists.lists_of(call, 64, 64)
     monkeypatch.undo()
-    assert lists.lists_of(call, 64, 64) is not captured
+    assert lists.lists_of(call, 64, 64)[0]["tiles"] is not captured["tiles"]
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100", "gfx1201", "sm_90"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,9 @@ from flash_attn.calls import AttentionCall, CacheCall, GradientCall, attention_c
 from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, environment, jit, slices, stored, watchdog
+from flash_attn.mask import Mask
+from flash_attn.runtime import device, environment, jit, stored, watchdog
+from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.platform import linux, windows
 from triton_calls import DEVICE
 
@@ -67,7 +68,7 @@ def _call(name: str) -> AttentionCall:
     if name == "blocks":
         q, k, v = torch.randn(2, 100, 2, 16), torch.randn(2, 150, 1, 16), torch.randn(2, 150, 1, 16)
         call = attention_call(q, k, v, softmax_scale=0.25, causal=True)
-        call.options.block_mask = BlockMask(torch.rand(2, 2, 2, 3) < 0.6, (64, 64))
+        call.options.mask = Mask(BlockMask(torch.rand(2, 2, 2, 3) < 0.6, (64, 64)))
     if name in ("varlen", "packed blocks"):
         lengths_q, lengths_k = ((15, 25), (35, 45)) if name == "varlen" else ((1, 2, 37), (3, 1, 76))
         call.q, call.k, call.v = (x.flatten(0, 1) for x in (q, k, v))
@@ -168,16 +169,20 @@ def test_no_limit_cuts_nothing(programs: list[tuple[str, int]], monkeypatch: pyt
 _LARGEST = {"cache": 6, "cache in pages": 6}
 
 
+_NUMBERS = ("group", "seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "chunk")
+
+
 class _Kernel:
     """Keeps the programs of its launches, and the number of the first one."""
 
-    block_m, block_n, num_xcds, takes_sinks = 64, 64, 1, False
+    block_m, block_n, num_xcds = 64, 64, 1
+    arguments = Arguments("fwd", (), _NUMBERS, _NUMBERS)
 
     def __init__(self) -> None:
         self.launches: list[tuple[int, int]] = []
 
     def launch(self, grid: device.Grid, _tensors: device.Tensors, numbers: tuple[int, ...]) -> None:
-        chunk = numbers[-2]
+        chunk = numbers[_NUMBERS.index("chunk")]
         assert chunk & 15 == 8
         self.launches.append((chunk >> 4, grid[0]))
 
@@ -199,8 +204,8 @@ class _Radeon780M:
         return self.made
 
 
-def _forward_numbers(tokens: int, heads: int) -> tuple[int, ...]:
-    return (heads, 1, tokens, tokens, 128 // 8, 1 << 29, 0, tokens // 64, heads, 8, 0)
+def _forward_numbers(tokens: int) -> tuple[int, ...]:
+    return (1, tokens, tokens, 128 // 8, 1 << 29, 0, 8)
 
 
 def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +214,7 @@ def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(_LIMIT, raising=False)
     gpu = _Radeon780M()
     kernel = watchdog.watched(gpu.made, Variant("fwd", "bf16", 128, "plain"), gpu)
-    kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536, 32))
+    kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536))
     launches = gpu.made.launches
     assert len(launches) == 93
     assert [first for first, _ in launches] == [place * launches[0][1] for place in range(93)]
@@ -217,10 +222,10 @@ def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {size % 6 for _, size in launches[:-1]} == {0}
     assert gpu.submitted == [*range(94)]  # each piece is submitted alone
     launches.clear()
-    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))
+    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
     assert launches == [(0, 64 * 32)]
     with pytest.raises(ValueError, match="attn_fwd: 134217729 programs are too many for pieces"):
-        kernel.launch((2**27 + 1, 1, 1), (), _forward_numbers(65536, 32))
+        kernel.launch((2**27 + 1, 1, 1), (), _forward_numbers(65536))
 
 
 def test_short_launches_are_submitted_before_they_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +235,7 @@ def test_short_launches_are_submitted_before_they_take_too_long(monkeypatch: pyt
     gpu = _Radeon780M()
     fwd, dq = (watchdog.watched(gpu.made, Variant(op, "bf16", 128, "plain"), gpu) for op in ("fwd", "bwd-dq"))
     for kernel in (fwd, dq, fwd, fwd, fwd):
-        kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))
+        kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
     assert gpu.submitted == [2, 4]
     assert len(gpu.made.launches) == 5
 
@@ -242,9 +247,9 @@ def test_pieces_in_a_capture_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.capturing = True
     kernel = watchdog.watched(gpu.made, Variant("fwd", "bf16", 128, "plain"), gpu)
     with pytest.warns(RuntimeWarning, match=r"attn_fwd is captured into a graph in pieces of 0.5 s.*call flash_attn o"):
-        kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536, 32))
+        kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536))
     assert len(gpu.made.launches) == 93
-    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))  # a short one is captured in silence
+    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))  # a short one is captured in silence
 
 
 def test_a_lost_gpu_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,26 +295,10 @@ def test_only_windows_has_a_limit_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
             watchdog.watched(gpu.made, fwd, gpu)
 
 
-def test_the_arguments_are_those_of_the_kernels() -> None:
-    rows = [row for row in OPERATIONS.values() if row.function in (*watchdog.ARGUMENTS, *slices.NUMBERS)]
-    assert {row.function for row in rows} == {*watchdog.ARGUMENTS, *slices.NUMBERS}
-    for row in rows:
-        function = getattr(importlib.import_module(f"flash_attn.kernels.{row.module}"), row.function)
-        constants = {*row.constants, *row.fixed}
-        names = [name for name in function.arg_names if name not in constants]
-        if row.function in slices.NUMBERS:
-            assert tuple(names) == (*slices.POINTERS[row.function], *slices.NUMBERS[row.function])
-            continue
-        bias = watchdog.BIAS_ARGUMENTS if "stride_sb" in row.kinds_of_argument else ()
-        blocks = watchdog.LIST_ARGUMENTS if "lists_b" in row.kinds_of_argument else ()
-        wanted = (*watchdog.ARGUMENTS[row.function], *bias, *blocks)
-        assert tuple(names[-len(wanted) :]) == wanted, row.name
-
-
 def test_the_products_of_a_tile_are_those_of_the_simulator() -> None:
     for op, (of_keys, of_values) in workloads._PRODUCTS.items():
         function = OPERATIONS[op].function
-        if function in watchdog.ARGUMENTS:
+        if function in watchdog._PRODUCTS:
             assert watchdog._PRODUCTS[function] == of_keys + of_values, op
 
 

@@ -27,6 +27,7 @@ _KERNEL = schema.ObjectSchema(
         "params": schema.prose(10_000),
     },
     {
+        "signature": schema.number(whole=True),
         "code": schema.ObjectSchema({**_PLACE, "at": schema.number(most=_MAX_CODE, whole=True)}),
         "isa": schema.table(_TEXT, schema.number(whole=True), 1000),
     },
@@ -37,6 +38,7 @@ _MANIFEST = schema.ObjectSchema(
         "format": schema.number(whole=True),
         "target": schema.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?"),
         "compiler": schema.ObjectSchema({"name": _TEXT, "version": _TEXT}, others=True),
+        "signatures": schema.ListSchema(schema.prose(10_000), 10_000),
         "kernels": schema.MapSchema(_KERNEL, 100_000),
     },
     {"base": schema.text(40, r"gfx[0-9a-f-]+(generic)?")},

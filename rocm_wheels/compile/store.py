@@ -90,6 +90,7 @@ def archive(
 ) -> bytes:
     """The bytes of a store. base: a store whose instructions are not packed again for kernels that have the same."""
     kernels: dict[str, dict[str, Any]] = {}
+    signatures, signature_of = _signatures(target)
     groups: dict[str, bytearray] = {}
     held = _held_by(base, objects) if base else {}
     for name in sorted(objects):
@@ -100,7 +101,9 @@ def archive(
             place["code"] = code
             image = image[: code["at"]] + image[code["at"] + code["size"] :]
         place["size"] = len(image)
-        kernels.update({kernel: {**entry, **place} for kernel, entry in entries.items()})
+        for kernel, entry in entries.items():
+            number = signature_of.get(kernel.partition("@")[0])  # before the name of a tile that a search compares
+            kernels[kernel] = {**entry, **place} if number is None else {**entry, **place, "signature": number}
         content += image
     manifest = {
         "format": sources.module("runtime.store").FORMAT,
@@ -108,6 +111,7 @@ def archive(
         "facts": sources.module("kernels.targets").facts(target),
         "choice": sources.module("kernels.providers").choice(target),
         "compiler": dict(zip(("name", "version"), made_by, strict=True)),
+        "signatures": signatures,
         "kernels": kernels,
     }
     if base and held:
@@ -126,6 +130,15 @@ def archive(
             information.external_attr = 0o644 << 16
             file.writestr(information, data)
     return packed.getvalue()
+
+
+def _signatures(target: str) -> tuple[list[str], dict[str, int]]:
+    """The names of arguments of every Triton kernel of a target, packed or not; and the place of each kernel's."""
+    kernels = sources.module("kernels.signatures")
+    every = kernels.signatures(target)
+    place = {text: number for number, text in enumerate(every)}
+    variants = sources.module("kernels.variants").table(target)
+    return every, {variant.name: place[" ".join(kernels.names(variant, target))] for variant in variants}
 
 
 def instructions(image: bytes) -> tuple[int, int]:

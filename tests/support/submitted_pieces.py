@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from fake_driver import FakeDriver
 
-SHAPE = (32, 1, 65536, 65536, 128 // 8, 1 << 29, 0, 1024, 32, 8, 0)  # nheads, group, seqlens ... of watchdog._FORWARD
+NUMBERS = ("group", "seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "chunk")
+SHAPE = (1, 65536, 65536, 128 // 8, 1 << 29, 0, 8)
 GRID = (1024 * 32, 1, 1)
 _TIMED = 20_000
 
@@ -27,13 +28,15 @@ def main(modules: str, library: str) -> None:
     sys.modules["flash_attn._launcher"] = flash_attn._launcher = importlib.import_module("_launcher")
     from flash_attn.kernels.variants import Variant
     from flash_attn.runtime import protocol, stored, watchdog
+    from flash_attn.runtime.arguments import Arguments
 
     stored._current_stream = lambda _index: 0  # torch has no GPU here
     fake = FakeDriver(library)
     letters = "i" * len(SHAPE)
 
     class Kernel:
-        block_m, block_n, num_xcds, takes_sinks = 64, 64, 1, False
+        block_m, block_n, num_xcds = 64, 64, 1
+        arguments = Arguments("fwd", (), NUMBERS, NUMBERS)
 
         def __init__(self) -> None:
             self._kernel = stored.launcher("gfx1103").Kernel(letters.encode(), "k", letters, 0, 64, "fwd")

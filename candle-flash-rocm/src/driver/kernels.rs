@@ -10,7 +10,7 @@ use super::module::{Function, Module};
 use super::planner::Planner;
 use super::{Driver, Platform};
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Sources, Tile};
+use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Signature, Sources, Tile};
 use crate::store::{Kernel, Parameter, Store, Stores};
 
 /// A store's kernels on a device.
@@ -236,6 +236,10 @@ impl Kernels {
 impl Catalogue for Kernels {
     fn tile(&self, kernel: &str) -> Result<Tile> {
         self.store.tile(kernel)
+    }
+
+    fn signature(&self, kernel: &str) -> Result<&Signature> {
+        self.store.signature(kernel)
     }
 
     fn has(&self, kernel: &str) -> bool {

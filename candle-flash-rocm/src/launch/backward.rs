@@ -1,15 +1,16 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
-use super::plan::{chunk, line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
-use super::{variant, Backward, Dtype, Operand, Shape};
+use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
+use super::signature::{Name, Values};
+use super::{variant, Backward, Operand, Shape};
 use crate::error::Result;
 
 /// Splitting dk and dv is worthwhile if each program still processes this many queries, counted
 /// over its heads.
 const ROWS_WORTH_PARTS: usize = 4096;
 
-/// The kernel that measures dout and v first. Only stores for GPUs whose fp16 products flush
-/// subnormals have this kernel. There the backward kernels read its result.
+/// The kernel that measures dout and v first. Only stores for GPUs whose fp16 products flush subnormals have this kernel.
+/// There the backward kernels of fp16 take its result.
 const NORMS: &str = "bwd-norms-fp16-d64";
 
 /// Plans a backward.
@@ -44,35 +45,37 @@ pub fn plan_backward(
         // The kernel writes the rows of sequences alone.
         steps.push(Step::Fill(Fill { address: delta, pattern: 0, count: shape.lse_elements() }));
     }
-    let norms = plan_norms(call, kernels, memory, &mut steps)?;
-    plan_dq(call, kernels, (delta, norms), &mut steps)?;
-    plan_dkdv(call, kernels, device, memory, (delta, norms), &mut steps)?;
+    let mut values = shape.values(&call.q, &call.k, &call.v, call.lse)?;
+    values.operand(Name::dout, [Name::stride_gb, Name::stride_gm, Name::stride_gh], &call.dout, shape.dtype.vec())?;
+    values.pointers(&[(Name::delta, delta)]);
+    plan_norms(call, kernels, memory, &mut values, &mut steps)?;
+    plan_dq(call, kernels, values.clone(), &mut steps)?;
+    plan_dkdv(call, kernels, device, memory, values, &mut steps)?;
     Ok(steps)
 }
 
-/// Plans the measuring of dout and v. Returns the address of the result, None where the kernels take none.
+/// Plans the measuring of dout and v for kernels that take the result.
 fn plan_norms(
     call: &Backward,
     kernels: &dyn Catalogue,
     memory: &mut dyn Memory,
+    values: &mut Values,
     steps: &mut Vec<Step>,
-) -> Result<Option<u64>> {
+) -> Result<()> {
     let shape = &call.shape;
     let planes = shape.batch * shape.heads_k;
-    if shape.dtype != Dtype::F16 || planes == 0 || !kernels.has(NORMS) {
-        return Ok(None);
+    let dq = variant::name("bwd-dq", shape.dtype, shape.head_dim, shape.kind())?;
+    if !kernels.signature(&dq)?.has(Name::norms) {
+        return Ok(());
     }
     let norms = memory.allocate(planes * 2 * 4)?;
-    let vec = shape.dtype.vec();
-    let mut arguments = Arguments::default();
-    arguments.pointers(&[call.dout.address, call.v.address, norms, shape.cu_seqlens_q, shape.cu_seqlens_k]);
-    for operand in [call.dout, call.v] {
-        operand.push(&mut arguments, vec)?;
+    values.pointers(&[(Name::norms, norms)]);
+    if planes > 0 {
+        let mut of_norms = values.clone();
+        of_norms.ints(&[(Name::flags, shape.flags())]);
+        steps.push(Launch::filled(kernels, NORMS.to_owned(), line(planes)?, &of_norms)?);
     }
-    arguments.sizes(&[shape.heads, shape.group(), shape.seqlen_q, shape.seqlen_k, shape.head_dim / vec])?;
-    arguments.ints(&[shape.flags()]);
-    steps.push(Step::Launch(Launch { kernel: NORMS.to_owned(), grid: line(planes)?, arguments: arguments.0 }));
-    Ok(Some(norms))
+    Ok(())
 }
 
 /// Rows of k in all.
@@ -90,12 +93,7 @@ fn clear(operand: &Operand, rows: usize, heads: usize, shape: &Shape) -> Step {
     Step::Fill(Fill { address: operand.address, pattern: 0, count: bytes / 4 })
 }
 
-fn plan_dq(
-    call: &Backward,
-    kernels: &dyn Catalogue,
-    (delta, norms): (u64, Option<u64>),
-    steps: &mut Vec<Step>,
-) -> Result<()> {
+fn plan_dq(call: &Backward, kernels: &dyn Catalogue, mut values: Values, steps: &mut Vec<Step>) -> Result<()> {
     let shape = &call.shape;
     let kernel = variant::name("bwd-dq", shape.dtype, shape.head_dim, shape.kind())?;
     let tile = kernels.tile(&kernel)?;
@@ -105,19 +103,15 @@ fn plan_dq(
         return Ok(());
     }
     let vec = shape.dtype.vec();
-    let mut arguments = Arguments::default();
-    arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.dout.address]);
-    arguments.pointers(&[call.lse, delta, call.dq.address]);
-    options(shape, norms, &mut arguments);
-    for operand in [call.q, call.k, call.v, call.out, call.dout, call.dq] {
-        operand.push(&mut arguments, vec)?;
-    }
-    let (lse_b, lse_h) = shape.lse_strides();
-    arguments.sizes(&[lse_b, lse_h, 0, shape.heads, shape.group(), shape.seqlen_q, shape.seqlen_k])?;
-    window(shape, &mut arguments)?;
-    arguments.sizes(&[blocks, shape.heads * shape.batch, chunk(planes, shape.is_even(), &tile)])?;
-    arguments.ints(&[packed | shape.flags()]);
-    steps.push(Step::Launch(Launch { kernel, grid: line(blocks * planes)?, arguments: arguments.0 }));
+    values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, vec)?;
+    values.operand(Name::dq, [Name::stride_dqb, Name::stride_dqm, Name::stride_dqh], &call.dq, vec)?;
+    values.sizes(&[
+        (Name::m_blocks, blocks),
+        (Name::planes, shape.heads * shape.batch),
+        (Name::chunk, chunk(planes, shape.is_even(), &tile)),
+    ])?;
+    values.ints(&[(Name::flags, packed | shape.flags())]);
+    steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     Ok(())
 }
 
@@ -126,7 +120,7 @@ fn plan_dkdv(
     kernels: &dyn Catalogue,
     device: Device,
     memory: &mut dyn Memory,
-    (delta, norms): (u64, Option<u64>),
+    mut values: Values,
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
@@ -163,40 +157,23 @@ fn plan_dkdv(
         dv = operand(sums + 4 * elements as u64);
     }
     let vec = shape.dtype.vec();
-    let mut arguments = Arguments::default();
-    arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.dout.address]);
-    arguments.pointers(&[call.lse, delta, dk.address, dv.address]);
-    options(shape, norms, &mut arguments);
-    for operand in [call.q, call.k, call.v, call.dout, dk, dv] {
-        operand.push(&mut arguments, vec)?;
-    }
-    let (lse_b, lse_h) = shape.lse_strides();
-    arguments.sizes(&[lse_b, lse_h, 0, shape.heads, shape.group() / parts, parts])?;
-    arguments.sizes(&[shape.seqlen_q, shape.seqlen_k, total_k])?;
-    window(shape, &mut arguments)?;
-    arguments.sizes(&[blocks, shape.heads_k * parts * shape.batch, chunk(planes, shape.is_even(), &tile)])?;
-    arguments.ints(&[packed | shape.flags()]);
-    steps.push(Step::Launch(Launch { kernel, grid: line(blocks * planes)?, arguments: arguments.0 }));
+    values.operand(Name::dk, [Name::stride_dkb, Name::stride_dkn, Name::stride_dkh], &dk, vec)?;
+    values.operand(Name::dv, [Name::stride_dvb, Name::stride_dvn, Name::stride_dvh], &dv, vec)?;
+    values.sizes(&[
+        (Name::group, shape.group() / parts),
+        (Name::parts, parts),
+        (Name::total_k, total_k),
+        (Name::n_blocks, blocks),
+        (Name::planes, shape.heads_k * parts * shape.batch),
+        (Name::chunk, chunk(planes, shape.is_even(), &tile)),
+    ])?;
+    values.ints(&[(Name::flags, packed | shape.flags())]);
+    steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     if parts > 1 {
         for (from, to) in [(dk, call.dk), (dv, call.dv)] {
             steps.push(Step::Sum(Sum { parts: from.address, count: parts, rows, result: to.address }));
         }
     }
-    Ok(())
-}
-
-/// The optional pointers and the numbers of the scores, which both kernels take alike.
-fn options(shape: &Shape, norms: Option<u64>, arguments: &mut Arguments) {
-    // cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state
-    arguments.pointers(&[shape.cu_seqlens_q, shape.cu_seqlens_k, 0, 0, shape.alibi_slopes, 0]);
-    arguments.pointers(norms.as_slice());
-    arguments.floats(&[shape.softmax_scale, shape.softcap, 0.0]);
-}
-
-fn window(shape: &Shape, arguments: &mut Arguments) -> Result<()> {
-    arguments.size(shape.head_dim / shape.dtype.vec())?;
-    let (left, right) = shape.window();
-    arguments.ints(&[left, right]);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The plan of a forward.
 
-use super::plan::{chunk, line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::signature::Name;
 use super::split_kv::{self, Cache};
 use super::{variant, Dtype, Forward};
 use crate::error::{Error, Result};
@@ -34,8 +35,6 @@ pub fn plan_forward(
         return split_kv::plan(&cache, kernels, device, memory);
     }
 
-    let vec = shape.dtype.vec();
-    let (lse_b, lse_h) = shape.lse_strides();
     let (blocks, planes, packed) = shape.grid(tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
     let mut steps = Vec::new();
     if blocks * planes == 0 {
@@ -52,24 +51,18 @@ pub fn plan_forward(
     }
     let (table, table_stride, page_size) =
         call.pages.map_or((0, 0, 1), |pages| (pages.table, pages.stride, pages.size));
-    let (left, right) = shape.window();
-    let mut arguments = Arguments::default();
-    arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.lse]);
-    // cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table
-    arguments.pointers(&[shape.cu_seqlens_q, shape.cu_seqlens_k, call.lengths, 0, shape.alibi_slopes, 0, table]);
-    if variant::takes_sinks(&kernel) {
-        arguments.pointers(&[0]);
-    }
-    arguments.floats(&[shape.softmax_scale, shape.softcap, 0.0]);
-    for (_, operand) in tensors {
-        operand.push(&mut arguments, vec)?;
-    }
-    arguments.sizes(&[lse_b, lse_h, 0, table_stride, page_size])?;
-    arguments.sizes(&[shape.heads, shape.group(), shape.seqlen_q, shape.seqlen_k, shape.head_dim / vec])?;
-    arguments.ints(&[left, right]);
-    arguments.sizes(&[blocks, shape.heads * shape.batch, chunk(planes, shape.is_even(), &tile)])?;
-    arguments.ints(&[packed | call.flags()]);
-    steps.push(Step::Launch(Launch { kernel, grid: line(blocks * planes)?, arguments: arguments.0 }));
+    let mut values = shape.values(&call.q, &call.k, &call.v, call.lse)?;
+    values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, shape.dtype.vec())?;
+    values.pointers(&[(Name::seqused_k, call.lengths), (Name::block_table, table)]);
+    values.sizes(&[
+        (Name::stride_tb, table_stride),
+        (Name::page_size, page_size),
+        (Name::m_blocks, blocks),
+        (Name::planes, shape.heads * shape.batch),
+        (Name::chunk, chunk(planes, shape.is_even(), &tile)),
+    ])?;
+    values.ints(&[(Name::flags, packed | call.flags())]);
+    steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     Ok(steps)
 }
 

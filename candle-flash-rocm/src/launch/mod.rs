@@ -14,6 +14,7 @@ mod forward;
 mod options;
 mod plan;
 mod shape;
+mod signature;
 mod sources;
 mod split_kv;
 mod tensor;
@@ -31,6 +32,7 @@ pub(crate) use choice::{Choice, Source};
 pub(crate) use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
 pub(crate) use forward::plan_forward;
 pub(crate) use plan::{Argument, Catalogue, Device, Fill, Launch, Step, Tile};
+pub(crate) use signature::Signature;
 pub(crate) use sources::Sources;
 
 /// For this crate's own tests and examples. Any release may change or remove what is here.
@@ -41,5 +43,6 @@ pub mod internals {
     pub use super::composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
     pub use super::forward::plan_forward;
     pub use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step, Sum, Tile};
+    pub use super::signature::{Name, Signature};
     pub use super::sources::Sources;
 }

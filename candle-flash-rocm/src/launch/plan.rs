@@ -1,10 +1,8 @@
 //! The parts of a launch plan: steps, arguments, and interfaces to kernels, memory and the device.
 
-use super::Choice;
+use super::signature::Values;
+use super::{Choice, Signature};
 use crate::error::{Error, Result};
-
-/// Arguments of the kernel that takes the most, rounded up.
-const MOST_ARGUMENTS: usize = 64;
 
 /// A kernel's argument.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +29,12 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// A launch with the arguments of the kernel out of `values`.
+    pub(super) fn filled(kernels: &dyn Catalogue, kernel: String, grid: [u32; 3], values: &Values) -> Result<Step> {
+        let arguments = kernels.signature(&kernel)?.fill(&kernel, values)?;
+        Ok(Step::Launch(Self { kernel, grid, arguments }))
+    }
+
     /// The arguments' bytes end to end: 8 for an address, 4 for a number.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
@@ -105,6 +109,13 @@ pub trait Catalogue {
     /// If the kernel does not exist. The error says how to build it.
     fn tile(&self, kernel: &str) -> Result<Tile>;
 
+    /// The names of a kernel's arguments.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not exist, or takes a structure.
+    fn signature(&self, kernel: &str) -> Result<&Signature>;
+
     /// Whether a kernel exists.
     fn has(&self, kernel: &str) -> bool;
 
@@ -129,47 +140,12 @@ pub struct Device {
     pub compute_units: usize,
 }
 
-/// Arguments as they are collected.
-pub(super) struct Arguments(pub Vec<Argument>);
-
-impl Default for Arguments {
-    fn default() -> Self {
-        Self(Vec::with_capacity(MOST_ARGUMENTS))
-    }
-}
-
-impl Arguments {
-    pub fn pointers(&mut self, addresses: &[u64]) {
-        self.0.extend(addresses.iter().map(|&address| Argument::Pointer(address)));
-    }
-
-    pub fn floats(&mut self, numbers: &[f32]) {
-        self.0.extend(numbers.iter().map(|&number| Argument::F32(number)));
-    }
-
-    pub fn ints(&mut self, numbers: &[i32]) {
-        self.0.extend(numbers.iter().map(|&number| Argument::I32(number)));
-    }
-
-    pub fn size(&mut self, size: usize) -> Result<()> {
-        self.0.push(Argument::I32(int(size)?));
-        Ok(())
-    }
-
-    pub fn sizes(&mut self, sizes: &[usize]) -> Result<()> {
-        sizes.iter().try_for_each(|&size| self.size(size))
-    }
-}
-
-fn int(size: usize) -> Result<i32> {
-    i32::try_from(size).map_err(|_| {
-        Error::Unsupported(format!("a size of {size} is beyond the 32 bits of the kernels: pass fewer rows at once"))
-    })
-}
-
 /// A one-dimensional grid.
 pub(super) fn line(blocks: usize) -> Result<[u32; 3]> {
-    Ok([int(blocks)? as u32, 1, 1])
+    let blocks = i32::try_from(blocks).map_err(|_| {
+        Error::Unsupported(format!("a grid of {blocks} blocks is beyond 32 bits: pass fewer rows at once"))
+    })?;
+    Ok([blocks as u32, 1, 1])
 }
 
 /// How many planes a kernel takes at once.

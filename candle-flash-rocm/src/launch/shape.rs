@@ -1,6 +1,7 @@
 //! Sizes and options that a forward and its backward have in common.
 
-use super::{flags, variant, Dtype, Options};
+use super::signature::{Name, Values};
+use super::{flags, variant, Dtype, Operand, Options};
 use crate::error::{argument, Result};
 
 /// The window size that means "no limit": larger than any sequence.
@@ -169,6 +170,41 @@ impl Shape {
             (true, false) => "softcap",
             (false, true) => "alibi",
         }
+    }
+
+    /// The arguments that kernels of whole sequences and of a cache have in common, with q, k, v and lse. No call here
+    /// has lengths, paddings, dropout, pages or sinks unless it sets them.
+    pub(super) fn values(&self, q: &Operand, k: &Operand, v: &Operand, lse: u64) -> Result<Values> {
+        let (mut values, vec) = (Values::new(), self.dtype.vec());
+        values.operand(Name::q, [Name::stride_qb, Name::stride_qm, Name::stride_qh], q, vec)?;
+        values.operand(Name::k, [Name::stride_kb, Name::stride_kn, Name::stride_kh], k, vec)?;
+        values.operand(Name::v, [Name::stride_vb, Name::stride_vn, Name::stride_vh], v, vec)?;
+        values.pointers(&[
+            (Name::lse, lse),
+            (Name::cu_seqlens_q, self.cu_seqlens_q),
+            (Name::cu_seqlens_k, self.cu_seqlens_k),
+            (Name::seqused_k, 0),
+            (Name::leftpad_k, 0),
+            (Name::alibi_slopes, self.alibi_slopes),
+            (Name::rng_state, 0),
+            (Name::block_table, 0),
+            (Name::sinks, 0),
+        ]);
+        values.floats(&[(Name::scale, self.softmax_scale), (Name::softcap, self.softcap), (Name::p_dropout, 0.0)]);
+        let (lse_b, lse_h) = self.lse_strides();
+        values.sizes(&[
+            (Name::stride_lb, lse_b),
+            (Name::stride_lh, lse_h),
+            (Name::stride_ab, 0),
+            (Name::nheads, self.heads),
+            (Name::group, self.group()),
+            (Name::seqlen_q, self.seqlen_q),
+            (Name::seqlen_k, self.seqlen_k),
+            (Name::head_dim, self.head_dim / vec),
+        ])?;
+        let (left, right) = self.window();
+        values.ints(&[(Name::window_left, left), (Name::window_right, right)]);
+        Ok(values)
     }
 
     /// Whether all blocks of a plane have the same work.

@@ -1,6 +1,7 @@
 //! When the keys of a forward are shared out among programs, and the plan of such a call: attend in parts, join them.
 
-use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::plan::{line, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::signature::{Name, Values};
 use super::{flags, variant, Forward, Operand, Shape};
 use crate::error::{argument, Result};
 
@@ -192,8 +193,6 @@ pub(super) fn plan(
             steps.push(Step::Fill(Fill { address: call.out.address, pattern: 0, count }));
         }
     }
-    let vec = shape.dtype.vec();
-    let (lse_b, lse_h) = shape.lse_strides();
     let mut bits = shape.flags() & !flags::CU_SEQLENS_K;
     if call.lengths != 0 {
         bits |= flags::SEQUSED_K;
@@ -201,26 +200,37 @@ pub(super) fn plan(
     if table != 0 {
         bits |= flags::BLOCK_TABLE;
     }
-    let mut arguments = Arguments::default();
-    arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.lse]);
-    arguments.pointers(&[partial, partial_lse]);
-    // cu_seqlens_q, cu_seqlens_k_new, seqused_k, leftpad_k, alibi_slopes, block_table, and scales of FP8 tensors
-    arguments.pointers(&[shape.cu_seqlens_q, 0, call.lengths, 0, shape.alibi_slopes, table]);
-    arguments.pointers(&[call.lse, call.lse, call.lse]);
-    if variant::takes_sinks(&kernel) {
-        arguments.pointers(&[0]);
-    }
-    arguments.floats(&[shape.softmax_scale, shape.softcap, (unit as f64 / page_size as f64) as f32]);
-    for operand in [call.q, line_of(call.k), line_of(call.v), call.out] {
-        operand.push(&mut arguments, vec)?;
-    }
-    arguments.sizes(&[lse_b, lse_h, 0, table_stride, page_size, if unit == PAGE_UNIT { 4 } else { 0 }])?;
-    let dim = shape.head_dim / vec; // of q and k, and of v
-    arguments.sizes(&[shape.heads_k, shape.group(), shape.seqlen_q, length, 0, capacity, dim, dim])?;
-    arguments.ints(&[left, right, 0]);
-    arguments.sizes(&[elements, blocks_m, num_splits])?;
-    arguments.ints(&[bits]);
-    steps.push(Step::Launch(Launch { kernel, grid: line(programs * num_splits)?, arguments: arguments.0 }));
+    let vec = shape.dtype.vec();
+    let mut values = shape.values(&call.q, &line_of(call.k), &line_of(call.v), call.lse)?;
+    values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, vec)?;
+    values.pointers(&[
+        (Name::partial, partial),
+        (Name::partial_lse, partial_lse),
+        (Name::cu_seqlens_k, 0), // of new keys, which no call here has
+        (Name::seqused_k, call.lengths),
+        (Name::block_table, table),
+        // Only FP8 tensors have scales.
+        (Name::q_descale, call.lse),
+        (Name::k_descale, call.lse),
+        (Name::v_descale, call.lse),
+    ]);
+    values.floats(&[(Name::page_inverse, (unit as f64 / page_size as f64) as f32)]);
+    values.sizes(&[
+        (Name::stride_tb, table_stride),
+        (Name::page_size, page_size),
+        (Name::page_shift, if unit == PAGE_UNIT { 4 } else { 0 }),
+        (Name::nheads_k, shape.heads_k),
+        (Name::seqlen_k, length),
+        (Name::seqlen_new, 0),
+        (Name::capacity, capacity),
+        (Name::head_dim_v, shape.head_dim / vec),
+        (Name::chunk, 0),
+        (Name::lse_rows, elements),
+        (Name::m_blocks, blocks_m),
+        (Name::num_splits, num_splits),
+    ])?;
+    values.ints(&[(Name::flags, bits)]);
+    steps.push(Launch::filled(kernels, kernel, line(programs * num_splits)?, &values)?);
     if num_splits > 1 {
         steps.push(join(call, kernels, partial, partial_lse, num_splits)?);
     }
@@ -236,18 +246,34 @@ fn join(call: &Forward, kernels: &dyn Catalogue, partial: u64, partial_lse: u64,
     let kernel = variant::name("combine", shape.dtype, dim, kind)?;
     kernels.tile(&kernel)?;
     let (lse_b, lse_h) = shape.lse_strides();
-    let rows = [lse_b, 1, lse_h];
     let Operand { batch, row, head, .. } = call.out;
-    let mut arguments = Arguments::default();
-    arguments.pointers(&[partial, partial_lse, call.out.address, call.lse]);
-    arguments.size(elements * dim)?;
-    arguments.sizes(&rows.map(|stride| stride * dim))?;
-    arguments.size(elements)?;
-    arguments.sizes(&rows)?;
-    arguments.sizes(&[if shape.is_packed() { 0 } else { batch }, row, head])?;
-    arguments.sizes(&rows)?;
-    let queries = if shape.is_packed() { shape.total_q } else { shape.seqlen_q };
-    arguments.sizes(&[shape.heads, queries, dim, num_splits])?;
+    let mut values = Values::new();
+    values.pointers(&[
+        (Name::partial, partial),
+        (Name::partial_lse, partial_lse),
+        (Name::out, call.out.address),
+        (Name::lse, call.lse),
+    ]);
+    values.sizes(&[
+        (Name::stride_ps, elements * dim),
+        (Name::stride_pb, lse_b * dim),
+        (Name::stride_pm, dim),
+        (Name::stride_ph, lse_h * dim),
+        (Name::stride_rs, elements),
+        (Name::stride_rb, lse_b),
+        (Name::stride_rm, 1),
+        (Name::stride_rh, lse_h),
+        (Name::stride_ob, if shape.is_packed() { 0 } else { batch }),
+        (Name::stride_om, row),
+        (Name::stride_oh, head),
+        (Name::stride_lb, lse_b),
+        (Name::stride_lm, 1),
+        (Name::stride_lh, lse_h),
+        (Name::nheads, shape.heads),
+        (Name::seqlen_q, if shape.is_packed() { shape.total_q } else { shape.seqlen_q }),
+        (Name::head_dim, dim),
+        (Name::num_splits, num_splits),
+    ])?;
     let grid = [line(elements)?[0], dim.div_ceil(128) as u32, 1];
-    Ok(Step::Launch(Launch { kernel, grid, arguments: arguments.0 }))
+    Launch::filled(kernels, kernel, grid, &values)
 }

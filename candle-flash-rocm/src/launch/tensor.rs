@@ -1,6 +1,5 @@
 //! Tensors of a call by their addresses and strides.
 
-use super::plan::Arguments;
 use super::Dtype;
 use crate::error::{argument, Result};
 
@@ -50,13 +49,6 @@ impl Operand {
         }
         if self.row >= MAX_ROW_STRIDE * vec {
             return argument(name, format!("row stride {}", self.row), format!("less than {}", MAX_ROW_STRIDE * vec));
-        }
-        Ok(())
-    }
-
-    pub(super) fn push(&self, arguments: &mut Arguments, vec: usize) -> Result<()> {
-        for stride in [self.batch, self.row, self.head] {
-            arguments.size(stride / vec)?;
         }
         Ok(())
     }

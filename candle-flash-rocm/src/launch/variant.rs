@@ -44,12 +44,6 @@ impl Dtype {
     }
 }
 
-/// Whether a forward kernel takes a pointer to sinks (kernels with all options do). This crate
-/// passes null.
-pub(super) fn takes_sinks(kernel: &str) -> bool {
-    kernel.ends_with("-any")
-}
-
 /// The name of the kernel that serves an operation for a head dim and kind.
 pub(super) fn name(operation: &str, dtype: Dtype, head_dim: usize, kind: &str) -> Result<String> {
     let buckets: &[usize] = match operation {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::FORMAT;
-use crate::launch::Choice;
+use crate::launch::{Choice, Signature};
 
 /// Most threads that a block may have.
 const MAX_THREADS: u32 = 1024;
@@ -60,6 +60,8 @@ pub struct Kernel {
     pub(super) offset: usize,
     pub(super) size: usize,
     pub(super) code: Option<Code>,
+    /// The place of its arguments' names in `Manifest::signatures`; None for a kernel that takes a structure.
+    pub(super) signature: Option<usize>,
 }
 
 /// Code that the store of another target holds, in the group of the same name: where it belongs in the code object, and
@@ -100,6 +102,7 @@ pub(super) struct Manifest {
     pub planner: Option<String>,
     pub facts: Facts,
     pub choice: Choice,
+    pub signatures: Vec<Signature>,
 }
 
 /// Only the format number, so that the error for another format can name it.
@@ -114,6 +117,7 @@ struct Content {
     planner: Option<String>,
     facts: Facts,
     choice: Choice,
+    signatures: Vec<String>,
     #[serde(default)]
     kernels: BTreeMap<String, Entry>,
 }
@@ -129,6 +133,7 @@ struct Entry {
     offset: usize,
     size: usize,
     code: Option<Code>,
+    signature: Option<usize>,
     #[serde(default)]
     constants: Constants,
 }
@@ -154,7 +159,8 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
             head.format
         ));
     }
-    let Content { base, planner, facts, choice, kernels } = serde_json::from_slice(text).map_err(broken)?;
+    let Content { base, planner, facts, choice, signatures, kernels } = serde_json::from_slice(text).map_err(broken)?;
+    let signatures: Vec<Signature> = signatures.iter().map(|names| Signature::parse(names)).collect();
     let kernels: Result<_, String> = kernels
         .into_iter()
         .map(|(name, entry)| {
@@ -164,6 +170,13 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
             }
             if entry.symbol.is_empty() || entry.symbol.contains('\0') {
                 return Err(format!("kernel {name}: symbol {:?} is empty or has a null character", entry.symbol));
+            }
+            if let Some(number) = entry.signature {
+                let named = signatures.get(number).map_or(0, |signature| signature.names().count());
+                let taken = parameters.iter().filter(|one| **one != Parameter::Null).count();
+                if named != taken {
+                    return Err(format!("kernel {name} takes {taken} arguments, its signature {number} names {named}"));
+                }
             }
             let kernel = Kernel {
                 symbol: entry.symbol,
@@ -178,11 +191,12 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
                 offset: entry.offset,
                 size: entry.size,
                 code: entry.code,
+                signature: entry.signature,
             };
             Ok((name, kernel))
         })
         .collect();
-    Ok(Manifest { kernels: kernels?, base, planner, facts, choice })
+    Ok(Manifest { kernels: kernels?, base, planner, facts, choice, signatures })
 }
 
 /// From letters, or from B or K and a number of bytes, to parameters.

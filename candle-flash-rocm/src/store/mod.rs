@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::launch::{Catalogue, Choice, Tile};
+use crate::launch::{Catalogue, Choice, Signature, Tile};
 use archive::Archive;
 use manifest::Manifest;
 pub use manifest::{Kernel, Parameter, Version};
 pub use stores::Stores;
 
 /// The manifest format that this crate reads.
-pub const FORMAT: u64 = 4;
+pub const FORMAT: u64 = 5;
 
 /// Largest manifest that is read. That of the store with the most kernels has 1 MiB.
 const MAX_MANIFEST: usize = 16 << 20;
@@ -202,6 +202,11 @@ impl Catalogue for Store {
     fn tile(&self, kernel: &str) -> Result<Tile> {
         let found = self.kernel(kernel)?;
         Ok(Tile { block_m: found.block_m, block_n: found.block_n, num_xcds: found.num_xcds })
+    }
+
+    fn signature(&self, kernel: &str) -> Result<&Signature> {
+        let signature = self.kernel(kernel)?.signature.and_then(|number| self.manifest.signatures.get(number));
+        signature.ok_or_else(|| damaged(&self.path, &format!("kernel {kernel} has no names of its arguments")))
     }
 
     fn has(&self, kernel: &str) -> bool {

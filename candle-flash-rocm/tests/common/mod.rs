@@ -6,10 +6,11 @@
 #[cfg(target_os = "linux")]
 pub mod limits;
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_flash_rocm::launch::internals::Choice;
+use candle_flash_rocm::launch::internals::{Choice, Signature};
 use proptest::test_runner::{Config, RngSeed};
 
 /// The table of kernel providers for mock stores. AMD's kernels come first.
@@ -20,6 +21,24 @@ pub fn choice() -> &'static Choice {
         serde_json::from_str(text).expect("a choice")
     });
     &CHOICE
+}
+
+/// The names of a kernel's arguments, for mock stores: of the recorded kernel, or of another kernel of its operation.
+pub fn signature(kernel: &str) -> &'static Signature {
+    static SIGNATURES: LazyLock<BTreeMap<String, Signature>> = LazyLock::new(|| {
+        let recorded: serde_json::Value =
+            serde_json::from_str(include_str!("../data/launches.json")).expect("the recorded launches");
+        let parse = |place: &serde_json::Value| {
+            let names = &recorded["signatures"][place.as_u64().expect("a place") as usize];
+            Signature::parse(names.as_str().expect("names"))
+        };
+        let tiles = recorded["targets"]["gfx942"]["tiles"].as_object().expect("tiles");
+        tiles.iter().map(|(name, tile)| (name.clone(), parse(&tile[3]))).collect()
+    });
+    let operation =
+        |name: &str| ["-fp16-", "-bf16-", "-fp32-"].iter().find_map(|dtype| Some(name.split_once(dtype)?.0.to_owned()));
+    let alike = || SIGNATURES.iter().find(|(name, _)| operation(name) == operation(kernel)).map(|(_, names)| names);
+    SIGNATURES.get(kernel).or_else(alike).unwrap_or_else(|| panic!("no kernel like {kernel} was recorded"))
 }
 
 /// A configuration with this number of random cases. Each run uses the same cases, so that a new

@@ -40,7 +40,7 @@ class Driver:
     def kernel(self, variant: Variant) -> StoreKernel | jit.JitKernel:
         archive = self._archive()
         if archive is not None and variant.name in archive.kernels:
-            return StoreKernel(archive, variant.name, self.index, takes_sinks=variant.takes("sinks"))
+            return StoreKernel(archive, variant.name, self.index)
         present = ", ".join(store.targets()) or "none"
         if archive is None:
             lack = f"this flash_attn has no kernels for {self.target} (device {self.index}); its targets: {present}"

@@ -13,6 +13,7 @@ import torch
 
 from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON, known, switched
 from flash_attn.kernels.variants import Variant
+from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.jit_repair import repaired
 from flash_attn.runtime.platform import PLATFORM
@@ -42,11 +43,11 @@ class JitKernel:
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
         self.num_xcds: int = spec.constants.get("NUM_XCDS", 1)
-        self.takes_sinks = variant.takes("sinks")
+        self.arguments = Arguments.of(variant, target)
         self.function = getattr(module, spec.symbol)
         self.repairs = targets.get(target).vopd_hazard and not interpreting()
         self.options = dict(spec.constants)
-        self.absent = [place for place, name in enumerate(self.function.arg_names) if name in spec.absent]
+        self.parameters = [name for name in self.function.arg_names if name not in spec.constants]
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
             self.options |= known(spec.options, targets.get(target).vendor)
             self.options["enable_fp_fusion"] = True  # no longer the default from Triton 3.10 on
@@ -57,10 +58,13 @@ class JitKernel:
             return
         if self.failure:  # to try again would take seconds
             raise KernelError(self.failure)
-        given = [self._stand_in(place, tensors) if x is None else x for place, x in enumerate(tensors)]
-        arguments: list[torch.Tensor | float | None] = [*given, *numbers]
-        for place in self.absent:
-            arguments.insert(place, None)
+        names = self.arguments
+        pointers = {
+            name: self._stand_in(name, tensors) if x is None else x
+            for name, x in zip(names.pointers, tensors, strict=True)
+        }
+        values = pointers | dict(zip(names.numbers, numbers, strict=True))
+        arguments = [values.get(name) for name in self.parameters]  # None for what this variant lacks
         try:
             with ExitStack() as stack:
                 if self.index >= 0:
@@ -80,11 +84,10 @@ class JitKernel:
             )
             raise KernelError(self.failure) from error
 
-    def _stand_in(self, place: int, tensors: Tensors) -> torch.Tensor:
+    def _stand_in(self, name: str, tensors: Tensors) -> torch.Tensor:
         """A tensor to pass for an absent pointer. Triton needs its type; the kernel never reads it."""
         given = next(x for x in tensors if x is not None)
-        taken = [name for place, name in enumerate(self.function.arg_names) if place not in self.absent]
-        type_ = self.variant.operation.argument_type(taken[place], self.variant.dtype)
+        type_ = self.variant.operation.argument_type(name, self.variant.dtype)
         return torch.empty(1, dtype=_POINTERS.get(type_, given.dtype), device=given.device)
 
 

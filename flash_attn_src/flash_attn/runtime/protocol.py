@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from flash_attn.kernels.variants import Variant
+from flash_attn.runtime.arguments import Arguments, Values
 from flash_attn.runtime.ck_planner import Launch
 
 Grid = tuple[int, int, int]
@@ -15,19 +16,25 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 class Kernel(Protocol):
-    """A kernel of one device. Tile sizes are 0 where the kernel has none. takes_sinks: it has the pointer `sinks`."""
+    """A kernel of one device. Tile sizes are 0 where the kernel has none."""
 
     block_m: int
     block_n: int
     num_xcds: int
-    takes_sinks: bool
+    arguments: Arguments
 
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """Launches on torch's current stream. Every tensor lives until the launch is made.
 
-        tensors: the kernel's pointers in order, None where an optional one is absent; numbers: its other arguments.
+        tensors: the kernel's pointers in order, None where an optional one is absent; numbers: its other arguments, as
+        `Arguments.fill` makes both.
         Raises KernelError where the kernel cannot be compiled.
         """
+
+
+def launch(kernel: Kernel, grid: Grid, values: Values) -> None:
+    """Launches a kernel with its arguments out of `values`: see `Arguments.fill` and `Kernel.launch`."""
+    kernel.launch(grid, *kernel.arguments.fill(values))
 
 
 class Device(Protocol):

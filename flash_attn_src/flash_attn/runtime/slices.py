@@ -20,37 +20,9 @@ from flash_attn.runtime.submissions import Piece, Submissions
 _ALIGNMENT = 4  # fp32 elements in the 16 bytes to which kernels expect some pointers to be aligned
 
 
-def _strides(tensors: str, axes: str) -> tuple[str, ...]:
-    return tuple(f"stride_{tensor}{axis}" for tensor in tensors for axis in axes)
-
-
-# The pointers and the other numbers of a launch, in order.
-POINTERS = {
-    "attn_decode": (
-        *("q", "k", "v", "out", "lse", "partial", "partial_lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
-        *("leftpad_k", "alibi_slopes", "block_table", "q_descale", "k_descale", "v_descale", "sinks"),
-    ),
-    "attn_bwd_dbias": ("q", "k", "v", "dout", "lse", "delta", "bias", "dbias", "norms"),
-    "attn_bwd_ddiagonals": ("q", "k", "v", "dout", "lse", "delta", "bias", "sums", "norms"),
-}
-_OF_BIAS = (
-    *("scale", "softcap", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
-    *(*_strides("g", "bmh"), *_strides("l", "bh"), *_strides("s", "bhm"), "batch", "nheads", "group"),
-)
-_OF_TILES = ("seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "m_blocks", "n_blocks")
-NUMBERS = {
-    "attn_decode": (
-        *("scale", "softcap", "page_inverse", *_strides("q", "bmh"), *_strides("k", "bnh"), *_strides("v", "bnh")),
-        *(*_strides("o", "bmh"), *_strides("l", "bh"), "stride_ab", "stride_tb", "page_size", "page_shift"),
-        *("nheads_k", "group", "seqlen_q", "seqlen_k", "seqlen_new", "capacity", "head_dim", "head_dim_v"),
-        *("window_left", "window_right", "chunk", "lse_rows", "m_blocks", "num_splits", "flags"),
-    ),
-    "attn_bwd_dbias": (*_OF_BIAS, "planes_b", "planes_h", *_OF_TILES, "flags"),
-    "attn_bwd_ddiagonals": (*_OF_BIAS, *_OF_TILES, "first", "diagonals", "flags"),
-}
 # The numbers of a launch, its programs, the sizes of its tiles, and `unit`: elements in 16 bytes.
 Numbers = Mapping[str, int]
-# (programs, pointer -> elements to move it by, number -> its value) of a launch.
+# (programs, pointer -> elements to move it by, number -> its changed value) of a launch. Every pointer has an entry.
 Part = tuple[int, dict[str, int], dict[str, int]]
 
 
@@ -65,14 +37,14 @@ class SubcallKernel:
         self._function = variant.operation.function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
         self.block_m, self.block_n = kernel.block_m, kernel.block_n
-        self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
+        self.num_xcds, self.arguments = kernel.num_xcds, kernel.arguments
 
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `protocol.Kernel.launch`."""
-        names = NUMBERS[self._function]
+        names = self.arguments.numbers
         values = {name: int(value) for name, value in zip(names, numbers, strict=True)}
         values |= {"programs": grid[0], "unit": self._unit, "block_m": self.block_m, "block_n": self.block_n}
-        operations, parts = _FUNCTIONS[self._function]
+        operations, parts = FUNCTIONS[self._function]
         size = self._within(operations(values))
         if grid[0] <= size:
             seconds = self._submitted.seconds * grid[0] / size
@@ -81,8 +53,8 @@ class SubcallKernel:
 
         def pieces() -> Iterator[Piece]:
             for programs, offsets, changed in parts(values, size):
-                pointers = zip(POINTERS[self._function], tensors, strict=False)
-                moved = [_moved(tensor, offsets.get(name, 0), name) for name, tensor in pointers]
+                pointers = zip(self.arguments.pointers, tensors, strict=True)
+                moved = [_moved(tensor, offsets[name], name) for name, tensor in pointers]
                 some = [changed.get(name, number) for name, number in zip(names, numbers, strict=True)]
                 yield (programs, 1, 1), moved, some
 
@@ -234,7 +206,7 @@ def _moved(tensor: torch.Tensor | None, elements: int, name: str) -> torch.Tenso
 
 
 # Function -> the operations of one program, and the parts of a launch.
-_FUNCTIONS: dict[str, tuple[Callable[[Numbers], int], Callable[[Numbers, int], Iterator[Part]]]] = {
+FUNCTIONS: dict[str, tuple[Callable[[Numbers], int], Callable[[Numbers, int], Iterator[Part]]]] = {
     "attn_decode": (_decode_operations, _decode),
     "attn_bwd_dbias": (_dbias_operations, _dbias),
     "attn_bwd_ddiagonals": (_diagonals_operations, _diagonals),

@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ except ImportError:  # a Python that was built without liblzma; `Store.image` sa
     lzma = None  # type: ignore[assignment]
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "_kernels"
-FORMAT = 4
+FORMAT = 5
 
 # What zipfile, its decompressors and json raise for a damaged archive, and for a manifest of another form.
 _UNREADABLE = (
@@ -51,6 +51,7 @@ class Store:
                 self.manifest: dict[str, Any] = json.loads(archive.read("manifest.json"))
             found = self.manifest["format"]
             self.kernels: dict[str, dict[str, Any]] = self.manifest["kernels"] if found == FORMAT else {}
+            self._signatures = [text.split() for text in self.manifest["signatures"]] if found == FORMAT else []
         except _UNREADABLE as error:
             raise KernelError(f"the kernel store {path} cannot be read ({error!r}): reinstall the wheel") from error
         if found != FORMAT:
@@ -58,6 +59,22 @@ class Store:
                 f"the kernel store {path} has format {found}, this flash_attn reads {FORMAT}: "
                 "reinstall the wheel, its files come from two versions"
             )
+
+    @cached_property
+    def vocabulary(self) -> frozenset[str]:
+        """Every name that a run-time argument of some kernel has."""
+        return frozenset(name for names in self._signatures for name in names)
+
+    def signature(self, name: str) -> list[str] | None:
+        """The names of the run-time arguments of a kernel, in order; None for one that takes a structure. Raises
+        KernelError for a damaged manifest."""
+        number = self.kernels[name].get("signature")
+        try:
+            return None if number is None else self._signatures[number]
+        except _UNREADABLE as error:
+            raise KernelError(
+                f"the kernel store {self.path} has no signature {number!r} of {name}: reinstall the wheel"
+            ) from error
 
     def image(self, name: str) -> bytes:
         """The code object of a kernel, checked against its digest.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flash_attn.runtime import store
+from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.environment import MAX_LAUNCH_SECONDS
 from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
@@ -51,12 +52,27 @@ def explain(error: RuntimeError) -> None:
         ) from error
 
 
+def _arguments(archive: store.Store, name: str) -> Arguments:
+    """The arguments of a kernel by name; none of a kernel that takes one structure. Raises KernelError for a manifest
+    whose names are not as many as the kernel's arguments."""
+    letters, names = archive.kernels[name]["params"].rstrip("0"), archive.signature(name)
+    if names is None:
+        return Arguments(name, (), (), ())
+    if len(names) != len(letters):
+        raise KernelError(
+            f"the kernel store {archive.path} names {len(names)} arguments of {name}, which takes {len(letters)}: "
+            "reinstall the wheel"
+        )
+    pointers = [argument for argument, letter in zip(names, letters, strict=True) if letter == "P"]
+    return Arguments(name, pointers, names[len(pointers) :], archive.vocabulary)
+
+
 class StoreKernel:
     """A kernel of the store for the device with torch's index."""
 
-    __slots__ = ("_index", "_launch", "block_m", "block_n", "num_xcds", "takes_sinks")
+    __slots__ = ("_index", "_launch", "arguments", "block_m", "block_n", "num_xcds")
 
-    def __init__(self, archive: store.Store, name: str, index: int, *, takes_sinks: bool = False) -> None:
+    def __init__(self, archive: store.Store, name: str, index: int) -> None:
         entry = archive.kernels[name]
         kernel = launcher(archive.target).Kernel(
             archive.image(name), entry["symbol"], entry["params"], entry["shared"], entry["threads"], name
@@ -66,7 +82,7 @@ class StoreKernel:
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
-        self.takes_sinks = takes_sinks
+        self.arguments = _arguments(archive, name)
 
     def launch(
         self, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor | None], numbers: Sequence[int | float]

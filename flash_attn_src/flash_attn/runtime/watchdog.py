@@ -25,18 +25,6 @@ CYCLES_PER_SECOND = 0.5e9
 FP32_FLOPS_PER_CYCLE = 128  # of one compute unit without a matrix unit for the type
 
 _SHAPE = ("seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right")
-_FORWARD = ("nheads", "group", *_SHAPE, "m_blocks", "planes", "chunk", "flags")
-_DKDV = ("nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", *_SHAPE[2:], "n_blocks", *_FORWARD[-3:])
-# The last numbers of a launch that are no strides of a bias, by the kernel's function.
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "attn_fwd": _FORWARD,
-    "attn_bwd_dq": _FORWARD,
-    "attn_bwd_dkdv": _DKDV,
-    "fp8_fwd": (*_FORWARD[:-1], "kind", "flags"),
-    "int8_fwd": _FORWARD[:-1],
-}
-BIAS_ARGUMENTS = ("stride_sb", "stride_sh", "stride_sm")
-LIST_ARGUMENTS = ("lists_b", "lists_h", "list_length", "block_q", "block_k", "ranges_b", "ranges_h", "ids_qb", "ids_kb")
 # Products of a tile of scores: 2 * queries * keys * head_dim operations each.
 _PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2, "int8_fwd": 2}
 _MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
@@ -64,18 +52,13 @@ class ProgramRangeKernel:
     """
 
     def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, submitted: Submissions) -> None:
-        function = variant.operation.function
-        names = (
-            *ARGUMENTS[function],
-            *(BIAS_ARGUMENTS if variant.takes("stride_sb") else ()),
-            *(LIST_ARGUMENTS if variant.takes("lists_b") else ()),
-        )
         self._kernel, self._gpu, self._submitted = kernel, gpu, submitted
-        self._function = function
+        self._function = variant.operation.function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
-        self._places = {name: place - len(names) for place, name in enumerate(names)}
+        self.arguments = kernel.arguments
+        self._places = {name: place for place, name in enumerate(self.arguments.numbers)}
         self.block_m, self.block_n = kernel.block_m, kernel.block_n
-        self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
+        self.num_xcds = kernel.num_xcds
 
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `protocol.Kernel.launch`."""
@@ -97,7 +80,7 @@ class ProgramRangeKernel:
 
     def _beginning(self, first: int, numbers: Sequence[int | float]) -> tuple[int | float, ...]:
         """The numbers of a piece that begins with this program."""
-        place = len(numbers) + self._places["chunk"]
+        place = self._places["chunk"]
         return (*numbers[:place], int(numbers[place]) | first << CHUNK_BITS, *numbers[place + 1 :])
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
@@ -118,7 +101,7 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
     Otherwise the same kernel with its launches in pieces. Raises RuntimeError for a limit that is no number of seconds.
     """
     function = variant.operation.function
-    if function not in ARGUMENTS and function not in slices.NUMBERS:
+    if function not in _PRODUCTS and function not in slices.FUNCTIONS:
         return kernel
     try:
         limit = environment.seconds(os.environ, environment.MAX_LAUNCH_SECONDS)
@@ -130,6 +113,6 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
     rate = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
     gpu = Gpu(rate * CYCLES_PER_SECOND, device.compute_units)
     submitted = submissions.of(device, seconds)
-    if function in slices.NUMBERS:
+    if function in slices.FUNCTIONS:
         return slices.SubcallKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops), submitted)
     return ProgramRangeKernel(kernel, variant, gpu, submitted)

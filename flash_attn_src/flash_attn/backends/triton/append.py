@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.arguments import check_tables
-from flash_attn.backends.triton.inputs import VEC, rows, strides_of, table_stride_of
+from flash_attn.backends.triton.inputs import VEC, named, rows, strides_of, table_stride_of
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import (
@@ -18,6 +18,8 @@ from flash_attn.kernels.flags import (
     ROTARY_MOVES,
 )
 from flash_attn.kernels.variants import bucket
+from flash_attn.runtime.arguments import Value
+from flash_attn.runtime.protocol import launch
 
 
 def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -55,22 +57,25 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             turned.fill_(float("nan"))
         q_blocks = -(-seqlen_q * nheads // kernel.block_m)
     k_blocks = -(-added * nheads_k // kernel.block_m)
-    kernel.launch(
+    pages: dict[str, Value] = {"block_table": None, "stride_tb": 0, "page_size": 0}
+    if block_table is not None:
+        stride = table_stride_of(block_table)
+        pages = {"block_table": block_table, "stride_tb": stride, "page_size": call.k_cache.shape[1]}
+    launch(
+        kernel,
         ((k_blocks + q_blocks) * call.batch, -(-width // bucket(width, "append")), 1),
-        (
-            k, v,  # inputs
-            call.k_cache, call.v_cache,  # outputs
-            q, turned, q if rotary_cos is None else rotary_cos, q if rotary_sin is None else rotary_sin,  # rotary
-            call.cu_seqlens_q, call.cu_seqlens_k_new, lengths, block_table,  # optional inputs
-            call.cache_batch_idx, call.rotary_seqlens,
-        ),
-        (
-            *k_strides, *v_strides, *strides_of(call.k_cache, vec), *strides_of(call.v_cache, vec),
-            *strides_of(q, vec), *strides_of(turned, vec), table_row,  # strides
-            *((0, 0) if block_table is None else (table_stride_of(block_table), call.k_cache.shape[1])),
-            nheads, nheads_k, seqlen_q, call.length, added, call.capacity, head_dim // vec, head_dim_v // vec,  # shapes
-            half, places,  # rotary
-            k_blocks, q_blocks, flags,  # grid
-        ),
+        {
+            **named("k_new", k_strides), **named("v_new", v_strides),
+            **named("k", strides_of(call.k_cache, vec)), **named("v", strides_of(call.v_cache, vec)),
+            **named("q", strides_of(q, vec)), **named("q_turned", strides_of(turned, vec)), **pages,
+            "k_new": k, "v_new": v, "k": call.k_cache, "v": call.v_cache, "q": q, "q_turned": turned,
+            "cos": q if rotary_cos is None else rotary_cos, "sin": q if rotary_sin is None else rotary_sin,
+            "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k_new, "seqused_k": lengths,
+            "cache_batch_idx": call.cache_batch_idx, "rotary_seqlens": call.rotary_seqlens, "stride_cm": table_row,
+            "nheads": nheads, "nheads_k": nheads_k, "seqlen_q": seqlen_q, "seqlen_k": call.length,
+            "seqlen_new": added, "capacity": call.capacity, "head_dim": head_dim // vec,
+            "head_dim_v": head_dim_v // vec, "rotary_half": half, "places": places,
+            "k_blocks": k_blocks, "q_blocks": q_blocks, "flags": flags,
+        },
     )  # fmt: skip
     return turned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from flash_attn.backends.split_kv import as_cache_call, cache_call_of
 from flash_attn.backends.triton.bias import bias_of
 from flash_attn.backends.triton.decode import attend_split, takes_pages
 from flash_attn.backends.triton.grid import chunk_of, grid_of, is_even
-from flash_attn.backends.triton.inputs import VEC, Inputs, inputs_of, page_of, rows, sinks_of
+from flash_attn.backends.triton.inputs import VEC, Inputs, inputs_of, pages_of, rows, sinks_of
 from flash_attn.backends.triton.kernels import find, forward_kind, refuse_unserved
 from flash_attn.backends.triton.probabilities import probabilities_of
 from flash_attn.backends.triton.sparse import lists_of
@@ -19,7 +20,8 @@ from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out
 from flash_attn.options import SPLIT_KV, plan_key
 from flash_attn.runtime import device
-from flash_attn.runtime.device import Grid, Kernel
+from flash_attn.runtime.arguments import Value
+from flash_attn.runtime.device import Grid, Kernel, Tensors
 
 # Operations for v with the head dim of q and k, and for v with another head dim.
 _FORWARD = (("fwd",), ("fwd-v",))
@@ -47,12 +49,16 @@ def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(q) if v.shape[-1] == q.shape[-1] else new_out(q, v)
 
 
+# The tensors of a launch that a plan serves.
+_PLANNED = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k")
+
+
 class _Plan(NamedTuple):
-    """A launch of the forward kernel. Its only optional tensors are cu_seqlens_q and _k. absent: the others."""
+    """A launch of the forward kernel. ordered: from the tensors of `_PLANNED` and None to those of the kernel."""
 
     kernel: Kernel
     grid: Grid
-    absent: tuple[None, ...]
+    ordered: Callable[[Tensors], Tensors]
     numbers: tuple[int | float, ...]
     lse_shape: tuple[int, ...]
 
@@ -88,8 +94,8 @@ def forward(call: AttentionCall) -> ForwardResult:
         return _forward(call, key)
     out = _new_out(q, v)
     lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=q.device)
-    starts = (call.cu_seqlens_q, call.cu_seqlens_k)
-    plan.kernel.launch(plan.grid, (q, k, v, out, lse, *starts, *plan.absent), plan.numbers)
+    tensors = plan.ordered((q, k, v, out, lse, call.cu_seqlens_q, call.cu_seqlens_k, None))
+    plan.kernel.launch(plan.grid, tensors, plan.numbers)
     return ForwardResult(out, lse, None, call.options.rng_state)
 
 
@@ -116,36 +122,27 @@ def _forward_padded(call: AttentionCall, wide: AttentionCall) -> ForwardResult:
     return result._replace(out=out if call.out is None else call.out.copy_(out))
 
 
-class _Extras(NamedTuple):
-    """What a forward kernel takes last, by its kind: tensors, strides, and flags."""
-
-    tensors: tuple[torch.Tensor | None, ...]
-    strides: tuple[int, ...]
-    flags: int
-
-
-def _extras_of(call: AttentionCall, kernel: Kernel) -> _Extras:
-    """The block table, sinks, bias and mask of a forward."""
-    options, flags = call.options, 0
-    strides: tuple[int, ...] = ()
-    tensors: tuple[torch.Tensor | None, ...] = (call.block_table,)
-    if kernel.takes_sinks:
-        sinks, flags = sinks_of(options.s_aux, call.q.dtype)
-        tensors = (*tensors, sinks)
+def _add_extras(call: AttentionCall, kernel: Kernel, values: dict[str, Value]) -> int:
+    """Adds what the kernels of some kinds take besides: pages, sinks, a bias, a mask. Returns their flags."""
+    options = call.options
+    values["sinks"], flags = sinks_of(options.s_aux, call.q.dtype)
+    values |= pages_of(call)
     if options.attn_bias is not None:
-        bias, strides, bias_flag = bias_of(call)
-        tensors, flags = (*tensors, bias), flags | bias_flag
+        bias, bias_flag = bias_of(call)
+        values |= bias
+        flags |= bias_flag
     if options.mask is not None:
-        lists, strides, mask_flags = lists_of(call, kernel.block_m, kernel.block_n)
-        tensors, flags = (*tensors, *lists), flags | mask_flags
-    return _Extras(tensors, strides, flags)
+        lists, mask_flags = lists_of(call, kernel.block_m, kernel.block_n)
+        values |= lists
+        flags |= mask_flags
+    return flags
 
 
 def _launch(inputs: Inputs, kernel: Kernel, kind: str, key: tuple[object, ...] | None) -> ForwardResult:
     """Launches the forward kernel, and keeps a plan of the launch under `key`."""
     call, options = inputs.call, inputs.call.options
-    q, k, v, heads = call.q, call.k, call.v, inputs.shapes[0]
-    out, out_strides = rows(_new_out(q, v) if call.out is None else call.out, VEC[q.dtype])
+    q, heads = call.q, inputs.heads
+    out, out_strides = rows(_new_out(q, call.v) if call.out is None else call.out, VEC[q.dtype])
     lse = torch.empty(inputs.lse_shape, dtype=torch.float32, device=q.device)
     rng_state = options.rng_state
     if options.dropout_p > 0.0 and rng_state is None:
@@ -154,24 +151,22 @@ def _launch(inputs: Inputs, kernel: Kernel, kind: str, key: tuple[object, ...] |
     if m_blocks * planes == 0:  # no program runs that could clear the rows outside of every sequence
         out.zero_()
         lse.fill_(float("inf"))
-    extras = _extras_of(call, kernel)
-    flags = packed | inputs.flags | extras.flags
-    grid = (m_blocks * planes, 1, 1)
-    optional = (*inputs.optional, rng_state, *extras.tensors)
-    numbers = (
-        *inputs.scores,
-        *inputs.strides, *out_strides, *inputs.lse_strides, inputs.head_stride, *page_of(call),  # strides
-        *inputs.shapes,
-        *inputs.window,
-        m_blocks, heads * inputs.batch, chunk_of(planes, is_even(call), kernel), flags,  # grid
-        *extras.strides,
-    )  # fmt: skip
-    kernel.launch(grid, (q, k, v, out, lse, *optional), numbers)
+    grid, values = (m_blocks * planes, 1, 1), inputs.values
+    extra_flags = _add_extras(call, kernel, values)
+    stride_ob, stride_om, stride_oh = out_strides
+    values |= {
+        "out": out, "stride_ob": stride_ob, "stride_om": stride_om, "stride_oh": stride_oh, "lse": lse,
+        "rng_state": rng_state, "m_blocks": m_blocks, "planes": heads * inputs.batch,
+        "chunk": chunk_of(planes, is_even(call), kernel), "flags": packed | inputs.flags | extra_flags,
+    }  # fmt: skip
+    tensors, numbers = kernel.arguments.fill(values)
+    kernel.launch(grid, tensors, numbers)
     if key is not None and m_blocks * planes > 0:
-        device.plans()[key] = _Plan(kernel, grid, (None,) * (len(optional) - 2), numbers, inputs.lse_shape)
+        ordered = kernel.arguments.ordered(_PLANNED)
+        device.plans()[key] = _Plan(kernel, grid, ordered, numbers, inputs.lse_shape)
     if call.out is not None and out is not call.out:
         out = call.out.copy_(out)
     probabilities = None
     if call.return_softmax and rng_state is not None and options.dropout_p > 0.0:
-        probabilities = probabilities_of(inputs, kind, lse, rng_state, flags)
+        probabilities = probabilities_of(inputs, kind, values)
     return ForwardResult(out, lse, probabilities, rng_state)

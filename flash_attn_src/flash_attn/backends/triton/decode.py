@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ from flash_attn.kernels.splits import LATENT_RESIDENT, RESIDENT, profitable_spli
 from flash_attn.kernels.variants import bucket
 from flash_attn.options import plan_key
 from flash_attn.runtime import device
-from flash_attn.runtime.device import Grid, Kernel
+from flash_attn.runtime.arguments import Value, Values
+from flash_attn.runtime.device import Grid, Kernel, Tensors
 
 Numbers = tuple[int | float, ...]
 
@@ -45,10 +47,21 @@ _ENDLESS = 1 << 30
 _MANY_SPLITS, _FEW_ROWS = 16, 256
 
 
+# The tensors of the launches that a plan serves. `lse` stands in for descales that a call lacks.
+_PLANNED = (
+    "q", "k", "v", "out", "lse", "partial", "partial_lse", "seqused_k", "block_table",
+    "q_descale", "k_descale", "v_descale",
+)  # fmt: skip
+
+
 class _Plan(NamedTuple):
-    """The launches of a call without optional tensors but lengths and a table. join: of the kernel that combines."""
+    """The launches of a call without optional tensors but lengths and a table. join: of the kernel that combines.
+
+    ordered: from the tensors of `_PLANNED` and None to those of the first kernel.
+    """
 
     launch: tuple[Kernel, Grid, Numbers]
+    ordered: Callable[[Tensors], Tensors]
     join: tuple[Kernel, Grid, Numbers] | None
     lse_shape: tuple[int, ...]
     num_splits: int
@@ -92,15 +105,10 @@ def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
     if plan.num_splits > 1:
         partial = lse.new_empty((plan.num_splits, *plan.lse_shape, v_cache.shape[-1]))
         partial_lse = lse.new_empty((plan.num_splits, *plan.lse_shape))
-    more = (lse, lse, lse, None) if kernel.takes_sinks else (lse, lse, lse)
-    kernel.launch(
-        grid,
-        (
-            q, k_cache, v_cache, result, lse, partial, partial_lse, None, None, call.lengths, None, None, _table(call),
-            *more,
-        ),
-        numbers,
-    )  # fmt: skip
+    tensors = plan.ordered((
+        q, k_cache, v_cache, result, lse, partial, partial_lse, call.lengths, _table(call), lse, lse, lse, None,
+    ))  # fmt: skip
+    kernel.launch(grid, tensors, numbers)
     if plan.join is not None:
         kernel, grid, numbers = plan.join
         kernel.launch(grid, (partial, partial_lse, result, lse), numbers)
@@ -170,57 +178,60 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         partial_lse = lse.new_empty((num_splits, *lse.shape))
     result = new_out(q, v_cache) if out is None else out
     result, out_strides = rows(result, vec)
-    more: tuple[torch.Tensor | None, ...] = (lse, lse, lse)
+    q_descale = k_descale = v_descale = lse
     if call.descales is not None:
         flags |= HAS_DESCALE
-        more = call.descales[0].contiguous(), call.descales[1].contiguous(), call.descales[2].contiguous()
+        q_descale, k_descale, v_descale = (descale.contiguous() for descale in call.descales)
         if q.element_size() > 1:
             flags |= QUERY_HAS_16_BITS | (QUERY_IS_FP16 if q.dtype is torch.float16 else 0)
-    if kernel.takes_sinks:
-        s_aux = options.s_aux
-        if s_aux is not None and flags & QUERY_IS_FP16:  # the kernel knows no result but bf16 and takes fp32, too
-            s_aux = s_aux.float()
-        sinks, sink_flags = sinks_of(s_aux, result.dtype)
-        more, flags = (*more, sinks), flags | sink_flags
+    s_aux = options.s_aux
+    if s_aux is not None and flags & QUERY_IS_FP16:  # the kernel knows no result but bf16 and takes fp32, too
+        s_aux = s_aux.float()
+    sinks, sink_flags = sinks_of(s_aux, result.dtype)
     if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
         partial_lse.fill_(float("inf"))
         if num_splits == 1:
             result.zero_()
     grid = (programs * num_splits, 1, 1)
-    numbers = (
-        options.scale, options.softcap, unit / page_size,  # options
-        *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec), *out_strides,
-        lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,  # strides
-        page_size, 4 if unit == _PAGE_UNIT else 0,  # pages
-        nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, head_dim_v // vec,  # shapes
-        left, right, options.attention_chunk,  # mask
-        lse.numel(), m_blocks, num_splits, flags,  # grid
-    )  # fmt: skip
-    kernel.launch(
-        grid,
-        (
-            q, k_cache, v_cache,  # inputs
-            result, lse, partial, partial_lse,  # outputs
-            cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes, table,  # optional inputs
-            *more,
-        ),
-        numbers,
-    )  # fmt: skip
+    stride_qb, stride_qm, stride_qh = strides_of(q, vec)
+    stride_kb, stride_kn, stride_kh = strides_of(k_cache, vec)
+    stride_vb, stride_vn, stride_vh = strides_of(v_cache, vec)
+    stride_ob, stride_om, stride_oh = out_strides
+    values: dict[str, Value] = {
+        "stride_qb": stride_qb, "stride_qm": stride_qm, "stride_qh": stride_qh,
+        "stride_kb": stride_kb, "stride_kn": stride_kn, "stride_kh": stride_kh,
+        "stride_vb": stride_vb, "stride_vn": stride_vn, "stride_vh": stride_vh,
+        "stride_ob": stride_ob, "stride_om": stride_om, "stride_oh": stride_oh,
+        "q": q, "k": k_cache, "v": v_cache, "out": result, "lse": lse, "partial": partial, "partial_lse": partial_lse,
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k_new, "seqused_k": lengths,
+        "leftpad_k": call.cache_leftpad, "alibi_slopes": alibi_slopes, "block_table": table,
+        "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "sinks": sinks,
+        "scale": options.scale, "softcap": options.softcap, "page_inverse": unit / page_size,
+        "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": alibi_stride_of(alibi_slopes), "stride_tb": table_stride,
+        "page_size": page_size, "page_shift": 4 if unit == _PAGE_UNIT else 0,
+        "nheads_k": nheads_k, "group": group, "seqlen_q": seqlen_q, "seqlen_k": length, "seqlen_new": added,
+        "capacity": capacity, "head_dim": head_dim // vec, "head_dim_v": head_dim_v // vec,
+        "window_left": left, "window_right": right, "chunk": options.attention_chunk,
+        "lse_rows": lse.numel(), "m_blocks": m_blocks, "num_splits": num_splits, "flags": flags | sink_flags,
+    }  # fmt: skip
+    tensors, numbers = kernel.arguments.fill(values)
+    kernel.launch(grid, tensors, numbers)
     joined = None
     if num_splits > 1:
-        per_row = (lse_b, 1, lse_h)
-        outer = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
-        joined = _join(
-            partial, partial_lse, result, lse,
-            (
-                lse.numel() * head_dim_v, *(stride * head_dim_v for stride in per_row), lse.numel(), *per_row, *outer,
-                *per_row,
-            ),
-            nheads, q.shape[-3], head_dim_v, num_splits,
-        )  # fmt: skip
+        out_b, out_m, out_h = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
+        joined = _join({
+            "partial": partial, "partial_lse": partial_lse, "out": result, "lse": lse,
+            "stride_ps": lse.numel() * head_dim_v, "stride_pb": lse_b * head_dim_v, "stride_pm": head_dim_v,
+            "stride_ph": lse_h * head_dim_v,
+            "stride_rs": lse.numel(), "stride_rb": lse_b, "stride_rm": 1, "stride_rh": lse_h,
+            "stride_ob": out_b, "stride_om": out_m, "stride_oh": out_h,
+            "stride_lb": lse_b, "stride_lm": 1, "stride_lh": lse_h,
+            "nheads": nheads, "seqlen_q": q.shape[-3], "head_dim": head_dim_v, "num_splits": num_splits,
+        }, result, head_dim_v, lse.numel(), num_splits)  # fmt: skip
     key = _plan_key(call) if table is _table(call) and programs > 0 else None
     if key is not None:
-        device.plans()[key] = _Plan((kernel, grid, numbers), joined, tuple(lse.shape), num_splits)
+        ordered = kernel.arguments.ordered(_PLANNED)
+        device.plans()[key] = _Plan((kernel, grid, numbers), ordered, joined, tuple(lse.shape), num_splits)
     if out is not None and result is not out:
         result = out.copy_(result)
     return result, lse
@@ -262,29 +273,24 @@ def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor)
     """See `protocol.Backend.combine`."""
     batch, seqlen, nheads, head_dim = out.shape
     lse = torch.empty((batch, nheads, seqlen), dtype=torch.float32, device=out.device).transpose(1, 2)
-    strides = (*partial.stride()[:4], *partial_lse.stride(), *out.stride()[:3], *lse.stride())
-    _join(partial, partial_lse, out, lse, strides, nheads, seqlen, head_dim, partial.shape[0])
+    values: dict[str, Value] = {
+        "partial": partial, "partial_lse": partial_lse, "out": out, "lse": lse,
+        "nheads": nheads, "seqlen_q": seqlen, "head_dim": head_dim, "num_splits": partial.shape[0],
+    }  # fmt: skip
+    for letter, axes, tensor in (
+        *(("p", "sbmh", partial), ("r", "sbmh", partial_lse)),
+        *(("o", "bmh", out), ("l", "bmh", lse)),
+    ):
+        values |= {f"stride_{letter}{axis}": stride for axis, stride in zip(axes, tensor.stride(), strict=False)}
+    _join(values, out, head_dim, lse.numel(), partial.shape[0])
     return lse
 
 
-def _join(
-    partial: torch.Tensor,
-    partial_lse: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    strides: tuple[int, ...],
-    nheads: int,
-    seqlen: int,
-    head_dim: int,
-    num_splits: int,
-) -> tuple[Kernel, Grid, Numbers]:
-    """Launches `attn_combine` with its strides. Returns what it launches."""
-    kind = "wide" if num_splits > _MANY_SPLITS and lse.numel() <= _FEW_ROWS else "plain"
+def _join(values: Values, out: torch.Tensor, head_dim: int, rows: int, num_splits: int) -> tuple[Kernel, Grid, Numbers]:
+    """Launches `attn_combine` for so many rows. Returns what it launches."""
+    kind = "wide" if num_splits > _MANY_SPLITS and rows <= _FEW_ROWS else "plain"
     kernel = find_one("combine", out.get_device(), out.dtype, head_dim, kind)
-    grid = (lse.numel(), -(-head_dim // bucket(head_dim, "combine")), 1)
-    numbers = (
-        *strides,
-        nheads, seqlen, head_dim, num_splits,  # shapes
-    )  # fmt: skip
-    kernel.launch(grid, (partial, partial_lse, out, lse), numbers)
+    grid = (rows, -(-head_dim // bucket(head_dim, "combine")), 1)
+    tensors, numbers = kernel.arguments.fill(values)
+    kernel.launch(grid, tensors, numbers)
     return kernel, grid, numbers

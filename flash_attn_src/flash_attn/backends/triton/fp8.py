@@ -13,6 +13,7 @@ from flash_attn.backends.triton.inputs import (
     aligned,
     flags_of,
     lse_of,
+    named,
     rows,
     strides_of,
     window_of,
@@ -24,6 +25,8 @@ from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
 from flash_attn.kernels.variants import serving
 from flash_attn.options import FP8
 from flash_attn.runtime import device
+from flash_attn.runtime.arguments import Value
+from flash_attn.runtime.protocol import launch
 
 # Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: see
 # kernels/fp8_cast.py.
@@ -83,7 +86,11 @@ def cast(
     limit = float(torch.finfo(dtype).max)
     grid = (blocks * planes, pieces, 1)
     # In chunks of one plane: no two programs read the same rows.
-    sizes = (nheads, seqlen, head_dim // vec, blocks, nheads * batch, 1, flags)
+    values: dict[str, Value] = {
+        **named("x", x_strides), **named("y", y_strides), "x": x, "y": y.view(torch.uint8), "cu_seqlens_q": cu_seqlens,
+        "nheads": nheads, "seqlen": seqlen, "head_dim": head_dim // vec,
+        "m_blocks": blocks, "planes": nheads * batch, "chunk": 1, "flags": flags,
+    }  # fmt: skip
     if x.element_size() == 1:
         limit, amax = 0.0, None
     elif descale is not None:
@@ -93,22 +100,9 @@ def cast(
         if blocks * planes == 0:  # no program, which would write it
             descale.fill_(1.0)
         amax = torch.empty((planes, blocks, pieces), dtype=torch.float32, device=x.device)
-        find_one("fp8-amax", index, x.dtype, head_dim).launch(grid, (x, amax, cu_seqlens), (*x_strides, *sizes))
+        launch(find_one("fp8-amax", index, x.dtype, head_dim), grid, {**values, "amax": amax})
     assert descale is not None
-    kernel.launch(
-        grid,
-        (
-            x,  # input
-            y.view(torch.uint8),  # output
-            descale if amax is None else amax, descale,  # scales
-            cu_seqlens,  # optional input
-        ),
-        (
-            limit,  # option
-            *x_strides, *y_strides,  # strides
-            *sizes,  # shapes, grid
-        ),
-    )  # fmt: skip
+    launch(kernel, grid, {**values, "amax": descale if amax is None else amax, "descale": descale, "limit": limit})
     return y, descale
 
 
@@ -139,24 +133,25 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
     left, right = window_of(call)
     m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))
     *first, by_head, by_dim, _ = v8.stride()
-    kernel.launch(
+    q_descale, k_descale, v_descale = factors
+    launch(
+        kernel,
         (m_blocks * planes, 1, 1),
-        (
-            q8, k8, v8,  # inputs
-            result, lse,  # outputs
-            *factors,  # descales
-            cu_seqlens_q, cu_seqlens_k, None, alibi_slopes, rng_state,  # optional inputs
-        ),
-        (
-            options.scale, options.softcap, dropout_p,  # options
-            *strides_of(q8, _VEC), *strides_of(k8, _VEC),
-            first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC, *strides_of(result, _VEC),
-            lse_b, lse_h, alibi_stride_of(alibi_slopes),  # strides
-            nheads, nheads // nheads_k, seqlen_q, seqlen_k, head_dim // _VEC,  # shapes
-            left, right,  # mask
-            m_blocks, nheads * batch, chunk_of(planes, is_even(call), kernel),  # grid
-            _KINDS[result.dtype], packed | flags_of(call),
-        ),
+        {
+            **named("q", strides_of(q8, _VEC)), **named("k", strides_of(k8, _VEC)),
+            "stride_vb": first[0] // _VEC if first else 0, "stride_vd": by_dim // _VEC, "stride_vh": by_head // _VEC,
+            **named("out", strides_of(result, _VEC)),
+            "q": q8, "k": k8, "v": v8, "out": result, "lse": lse,
+            "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
+            "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": None,
+            "alibi_slopes": alibi_slopes, "rng_state": rng_state,
+            "scale": options.scale, "softcap": options.softcap, "p_dropout": dropout_p,
+            "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": alibi_stride_of(alibi_slopes),
+            "nheads": nheads, "group": nheads // nheads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
+            "head_dim": head_dim // _VEC, "window_left": left, "window_right": right,
+            "m_blocks": m_blocks, "planes": nheads * batch, "chunk": chunk_of(planes, is_even(call), kernel),
+            "kind": _KINDS[result.dtype], "flags": packed | flags_of(call),
+        },
     )  # fmt: skip
     return Fp8Result(result, lse, rng_state, factors)
 

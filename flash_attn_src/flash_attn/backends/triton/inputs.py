@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from flash_attn.kernels.flags import (
     SINKS_LIKE_OUT,
 )
 from flash_attn.kernels.modifiers import PER_HEAD
+from flash_attn.runtime.arguments import Value
 
 DTYPES: dict[torch.dtype, str] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 FP8_TYPES: dict[torch.dtype, str] = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8"}
@@ -29,33 +31,34 @@ Strides = tuple[int, int, int]
 _FAR = 1 << 31  # first value that an int32 argument cannot hold
 
 
+# Tensor -> the names of its (batch, row, head) strides in the kernels, in units of 16 bytes.
+STRIDES = {
+    tensor: (f"stride_{letters}b", f"stride_{letters}{row}", f"stride_{letters}h")
+    for tensor, letters, row in (
+        *(("q", "q", "m"), ("k", "k", "n"), ("v", "v", "n"), ("out", "o", "m"), ("dout", "g", "m")),
+        *(("dq", "dq", "m"), ("dk", "dk", "n"), ("dv", "dv", "n"), ("x", "x", "m"), ("y", "y", "m")),
+        *(("k_new", "n", "m"), ("v_new", "w", "m"), ("q_turned", "r", "m")),
+    )
+}  # fmt: skip
+
+
 class Inputs(NamedTuple):
-    """A call and the arguments that its kernels have in common, in the order of the kernels' arguments.
+    """A call and the arguments that its kernels have in common.
 
     call        with q, k and v aligned to 16 bytes
-    strides     (batch, row, head) of q, of k and of v, in units of 16 bytes
-    batch, seqlen_q, total_q   sequences, queries of the longest one, queries in all
-    lse_shape, lse_strides     softmax_lse, (batch, heads, seqlen_q) or (heads, total_q), and its batch and head stride
-    shapes      heads, query heads of a key head, seqlen_q, seqlen_k, head dim in units of 16 bytes
-    optional    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, and the number of each head
-    head_stride elements from one batch entry's numbers of heads to the next
-    scores      scale, softcap, dropout
-    window      (left, right)
+    batch, heads, seqlen_q, total_q   sequences, query heads, queries of the longest sequence, queries in all
+    lse_shape   of softmax_lse: (batch, heads, seqlen_q) or (heads, total_q)
+    values      name of an argument -> its value, without `flags` and what a grid decides
     flags       which of the optional tensors there are
     """
 
     call: AttentionCall
-    strides: tuple[int, ...]
     batch: int
+    heads: int
     seqlen_q: int
     total_q: int
     lse_shape: tuple[int, ...]
-    lse_strides: tuple[int, int]
-    shapes: tuple[int, int, int, int, int]
-    optional: tuple[torch.Tensor | None, ...]
-    head_stride: int
-    scores: tuple[float, float, float]
-    window: tuple[int, int]
+    values: dict[str, Value]
     flags: int
 
 
@@ -72,19 +75,29 @@ def inputs_of(call: AttentionCall) -> Inputs:
         call = replace(call, q=q, k=k, v=v)
     if starts is None:
         batch, seqlen_q, heads, head_dim = q.shape
-        total_q, lse_strides = batch * seqlen_q, (heads * seqlen_q, seqlen_q)
+        total_q, lse_b, lse_h = batch * seqlen_q, heads * seqlen_q, seqlen_q
         lse_shape: tuple[int, ...] = (batch, heads, seqlen_q)
     else:
         batch, seqlen_q = starts.shape[0] - 1, call.max_seqlen_q
         total_q, heads, head_dim = q.shape
-        lse_shape, lse_strides = (heads, total_q), (0, total_q)
+        lse_shape, lse_b, lse_h = (heads, total_q), 0, total_q
     head_numbers, head_stride = head_numbers_of(call)
-    return Inputs(
-        call, (*q_strides, *k_strides, *v_strides), batch, seqlen_q, total_q, lse_shape, lse_strides,
-        (heads, heads // k.shape[-2], seqlen_q, call.longest_k, head_dim // vec),
-        (starts, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, head_numbers), head_stride,
-        (options.scale, options.softcap, options.dropout_p), window_of(call), flags_of(call),
-    )  # fmt: skip
+    left, right = window_of(call)
+    stride_qb, stride_qm, stride_qh = q_strides
+    stride_kb, stride_kn, stride_kh = k_strides
+    stride_vb, stride_vn, stride_vh = v_strides
+    values: dict[str, Value] = {
+        "q": q, "k": k, "v": v, "cu_seqlens_q": starts, "cu_seqlens_k": call.cu_seqlens_k, "seqused_k": call.seqused_k,
+        "leftpad_k": call.leftpad_k, "alibi_slopes": head_numbers, "rng_state": options.rng_state,
+        "scale": options.scale, "softcap": options.softcap, "p_dropout": options.dropout_p,
+        "stride_qb": stride_qb, "stride_qm": stride_qm, "stride_qh": stride_qh,
+        "stride_kb": stride_kb, "stride_kn": stride_kn, "stride_kh": stride_kh,
+        "stride_vb": stride_vb, "stride_vn": stride_vn, "stride_vh": stride_vh,
+        "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": head_stride,
+        "nheads": heads, "group": heads // k.shape[-2], "seqlen_q": seqlen_q, "seqlen_k": call.longest_k,
+        "head_dim": head_dim // vec, "window_left": left, "window_right": right,
+    }  # fmt: skip
+    return Inputs(call, batch, heads, seqlen_q, total_q, lse_shape, values, flags_of(call))
 
 
 def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
@@ -115,6 +128,12 @@ def strides_of(tensor: torch.Tensor, vec: int) -> Strides:
     if batch | row | head >= _FAR:
         batch, row, head = near(tensor)
     return batch // vec, row // vec, head // vec
+
+
+def named(tensor: str, strides: Sequence[int]) -> dict[str, Value]:
+    """The (batch, row, head) strides of a tensor by their names in the kernels."""
+    batch, row, head = STRIDES[tensor]
+    return {batch: strides[0], row: strides[1], head: strides[2]}
 
 
 def near(tensor: torch.Tensor) -> Strides:
@@ -186,6 +205,9 @@ def sinks_of(s_aux: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tens
     return s_aux.to(torch.float32).contiguous(), HAS_SINKS
 
 
-def page_of(call: AttentionCall) -> tuple[int, int]:
-    """(stride of the block table, rows of a page); (0, 1) without pages."""
-    return (0, 1) if call.block_table is None else (table_stride_of(call.block_table), call.k.shape[1])
+def pages_of(call: AttentionCall) -> dict[str, Value]:
+    """The block table, its stride, and the rows of a page: 1 without pages."""
+    table = call.block_table
+    if table is None:
+        return {"block_table": None, "stride_tb": 0, "page_size": 1}
+    return {"block_table": table, "stride_tb": table_stride_of(table), "page_size": call.k.shape[1]}

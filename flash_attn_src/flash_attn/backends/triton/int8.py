@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from flash_attn.backends.triton.grid import chunk_of, is_even
-from flash_attn.backends.triton.inputs import VEC, lse_of, rows, strides_of, window_of
+from flash_attn.backends.triton.inputs import VEC, lse_of, named, rows, strides_of, window_of
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall
 from flash_attn.kernels import targets
 from flash_attn.kernels.operation import INT8_FAMILIES
 from flash_attn.options import INT8
 from flash_attn.runtime import device
+from flash_attn.runtime.protocol import launch
 
 
 def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,20 +31,17 @@ def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.
     kernel = find_one("int8-fwd", index, q.dtype, head_dim)
     left, right = window_of(call)
     m_blocks, planes = -(-seqlen_q // kernel.block_m), batch * nheads
-    kernel.launch(
+    launch(
+        kernel,
         (m_blocks * planes, 1, 1),
-        (
-            q8, k8, v,  # inputs
-            out, lse,  # outputs
-            q_scales, k_scales,
-        ),
-        (
-            call.options.scale,  # option
-            *v_strides, *strides_of(out, vec), lse_b, lse_h,  # strides
-            nheads, nheads // nheads_k, seqlen_q, seqlen_k, head_dim // vec,  # shapes
-            left, right,  # mask
-            m_blocks, planes, chunk_of(planes, is_even(call), kernel),  # grid
-        ),
+        {
+            **named("v", v_strides), **named("out", strides_of(out, vec)),
+            "q": q8, "k": k8, "v": v, "out": out, "lse": lse, "q_scales": q_scales, "k_scales": k_scales,
+            "scale": call.options.scale, "stride_lb": lse_b, "stride_lh": lse_h,
+            "nheads": nheads, "group": nheads // nheads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
+            "head_dim": head_dim // vec, "window_left": left, "window_right": right,
+            "m_blocks": m_blocks, "planes": planes, "chunk": chunk_of(planes, is_even(call), kernel),
+        },
     )  # fmt: skip
     return out, lse
 
@@ -71,9 +69,13 @@ def _cast(op: str, x: torch.Tensor, mean: torch.Tensor | None) -> tuple[torch.Te
     blocks = -(-seqlen // kernel.block_m)
     y = torch.empty((batch, nheads, seqlen, head_dim), dtype=torch.int8, device=x.device)
     scales = torch.empty((batch, nheads, blocks), dtype=torch.float32, device=x.device)
-    kernel.launch(
+    launch(
+        kernel,
         (blocks * nheads * batch, 1, 1),
-        (x, mean, y, scales),
-        (*strides, nheads, seqlen, head_dim // VEC[x.dtype], blocks, int(mean is not None)),
-    )
+        {
+            **named("x", strides), "x": x, "mean": mean, "y": y, "scales": scales,
+            "nheads": nheads, "seqlen": seqlen, "head_dim": head_dim // VEC[x.dtype], "blocks": blocks,
+            "smooth": int(mean is not None),
+        },
+    )  # fmt: skip
     return y, scales

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from flash_attn.backends.triton.inputs import window_of
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall
 from flash_attn.kernels.flags import HAS_BLOCKS, HAS_IDS, HAS_RANGES
+from flash_attn.runtime.arguments import Value
+from flash_attn.runtime.protocol import launch
 
 
-class Lists(NamedTuple):
-    """What a kernel of kind `blocks` takes last: pointers, numbers, and flags.
+def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool = False) -> tuple[dict[str, Value], int]:
+    """Launches the kernel that lists the tiles of a call with a mask, by what the mask holds now. Returns what only
+    kernels of kind `blocks` take, by name, and flags.
 
-    tensors: the lists, int32 (mask batch, mask heads, lists, longest + 1); their counts, int32 (mask batch, mask heads,
-    lists, 2); the block mask, bytes; ranges of keys; ids of queries and of keys. numbers: strides of the block mask,
-    strides and length of the lists, the block size, strides of ranges and ids.
-    """
-
-    tensors: tuple[torch.Tensor | None, ...]
-    numbers: tuple[int, ...]
-    flags: int
-
-
-def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool = False) -> Lists:
-    """Launches the kernel that lists the tiles of a call with a mask, by what the mask holds now.
-
-    A list belongs to block_m queries, by_keys to block_n keys.
+    A list belongs to block_m queries, by_keys to block_n keys. tiles: the lists, int32 (mask batch, mask heads, lists,
+    longest + 1); tile_counts: their counts, int32 (mask batch, mask heads, lists, 2); block_mask: bytes.
     """
     mask = call.options.mask
     assert mask is not None
@@ -37,28 +26,31 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
     ranges, ids_q, ids_k = (None if x is None else x.contiguous() for x in (mask.ranges, mask.ids_q, mask.ids_k))
     rows, cols = -(-call.longest_q // block_m), -(-call.longest_k // block_n)
     lists, longest = (cols, rows) if by_keys else (rows, cols)
-    tiles = torch.empty((batch, heads, lists, longest + 1), dtype=torch.int32, device=call.q.device)
-    counts = torch.empty((batch, heads, lists, 2), dtype=torch.int32, device=call.q.device)
-    tensors = (tiles, counts, seen, ranges, ids_q, ids_k)
+    left, right = window_of(call)
     flags = (
         (HAS_BLOCKS if seen is not None else 0)
         | (HAS_RANGES if ranges is not None else 0)
         | (HAS_IDS if ids_q is not None else 0)
     )
-    blocks = (*_strides(seen, 2), 0 if seen is None else seen.shape[-1])
-    parts = (*mask.block_size, *_strides(ranges, 2), *_strides(ids_q, 1), *_strides(ids_k, 1))
-    find_one("sparse-lists", call.q.get_device(), torch.float16, 64).launch(
+    (stride_sb, stride_sh), (ranges_b, ranges_h) = _strides(seen, 2), _strides(ranges, 2)
+    values: dict[str, Value] = {
+        "tiles": torch.empty((batch, heads, lists, longest + 1), dtype=torch.int32, device=call.q.device),
+        "tile_counts": torch.empty((batch, heads, lists, 2), dtype=torch.int32, device=call.q.device),
+        "block_mask": seen, "key_ranges": ranges, "ids_q": ids_q, "ids_k": ids_k, "list_length": longest + 1,
+        "stride_sb": stride_sb, "stride_sh": stride_sh, "stride_sm": 0 if seen is None else seen.shape[-1],
+        "block_q": mask.block_size[0], "block_k": mask.block_size[1], "ranges_b": ranges_b, "ranges_h": ranges_h,
+        "ids_qb": _strides(ids_q, 1)[0], "ids_kb": _strides(ids_k, 1)[0],
+    }  # fmt: skip
+    launch(
+        find_one("sparse-lists", call.q.get_device(), torch.float16, 64),
         (batch * heads * lists, 1, 1),
-        tensors,
-        (
-            *blocks,
-            heads, call.longest_q, call.longest_k, *window_of(call),  # shapes
-            block_m, block_n, lists, longest + 1, int(by_keys), flags,  # tiles
-            *parts,
-        ),
+        {
+            **values, "nheads": heads, "seqlen_q": call.longest_q, "seqlen_k": call.longest_k,
+            "window_left": left, "window_right": right, "block_m": block_m, "block_n": block_n,
+            "lists": lists, "by_keys": int(by_keys), "flags": flags,
+        },
     )  # fmt: skip
-    of_entry, of_head = heads * lists * (batch > 1), lists * (heads > 1)
-    return Lists(tensors, (*blocks, of_entry, of_head, longest + 1, *parts), flags)
+    return values | {"lists_b": heads * lists * (batch > 1), "lists_h": lists * (heads > 1)}, flags
 
 
 def _strides(x: torch.Tensor | None, axes: int) -> tuple[int, ...]:

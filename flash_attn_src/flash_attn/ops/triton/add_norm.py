@@ -8,6 +8,7 @@ import torch
 
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.runtime import device, layer
+from flash_attn.runtime.protocol import launch
 from flash_attn.tracing import arrived, is_traced
 
 # Elements in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
@@ -188,17 +189,15 @@ def launch_forward(
     if bias is not None:
         offset, flags = _vector(bias, weight_type), flags | NORM_HAS_BIAS
     kernel, unit = layer.find(f"norm-fwd{suffix}", x, dim, dim, stride_x, stride_added)
-    kernel.launch(
+    launch(
+        kernel,
         (-(-rows // kernel.block_m), 1, 1),
-        (
-            x, added, weight, offset,  # inputs
-            y, shown, mean, rstd,  # outputs
-        ),
-        (
-            eps, shift,  # options
-            stride_x // unit, stride_added // unit, dim // unit, dim // unit,  # strides
-            rows, dim // unit, flags,  # shape
-        ),
+        {
+            "x": x, "residual": added, "weight": weight, "bias": offset, "normal": y, "z": shown,
+            "mean": mean, "rstd": rstd, "eps": eps, "shift": shift,
+            "stride_x": stride_x // unit, "stride_r": stride_added // unit,
+            "stride_n": dim // unit, "stride_z": dim // unit, "rows": rows, "dim": dim // unit, "flags": flags,
+        },
     )  # fmt: skip
     return y, z, mean, rstd
 
@@ -230,25 +229,20 @@ def launch_backward(
     if dz is not None:
         passed, stride_dz = _rows(dz)
         flags |= NORM_HAS_RESIDUAL
-    sizes = (stride_z, stride_dy, stride_dz, dim)
-    kernel, unit = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
+    kernel, unit = layer.find(f"norm-bwd{suffix}", dx, dim, dim, stride_z, stride_dy, stride_dz)
     blocks = -(-dim // kernel.block_n)
     units = device.of(dx.get_device()).compute_units
     programs = units * (_AT_ONCE // (kernel.block_m * kernel.block_n))
     groups = max(1, min(-(-rows // kernel.block_m), programs // blocks))
     sums = z.new_empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32)
-    kernel.launch(
+    launch(
+        kernel,
         (groups * blocks, 1, 1),
-        (
-            z, weight, dy, passed,  # inputs
-            dx, dresidual,  # outputs
-            mean, rstd,  # inputs
-            sums,  # output
-        ),
-        (
-            shift,  # option
-            *(size // unit for size in sizes),  # strides
-            rows, dim // unit, groups, flags,  # shape
-        ),
+        {
+            "z": z, "weight": weight, "dy": dy, "dz": passed, "dx": dx, "dresidual": dresidual,
+            "mean": mean, "rstd": rstd, "dweight": sums, "shift": shift,
+            "stride_z": stride_z // unit, "stride_dy": stride_dy // unit, "stride_dz": stride_dz // unit,
+            "stride_dx": dim // unit, "rows": rows, "dim": dim // unit, "groups": groups, "flags": flags,
+        },
     )  # fmt: skip
     return dx, dresidual, sums

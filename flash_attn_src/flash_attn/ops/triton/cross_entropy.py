@@ -17,6 +17,7 @@ from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
 from flash_attn.memory import refuse_shared
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer
+from flash_attn.runtime.protocol import launch
 from flash_attn.tracing import arrived, is_traced
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
@@ -232,16 +233,15 @@ def launch_forward(
     if precomputed_lse is not None:
         lse, flags = precomputed_lse.contiguous(), flags | LOSS_HAS_LSE
     kernel, unit = layer.find("cross-entropy-fwd", logits, cols, cols, logits.stride(0))
-    kernel.launch(
+    launch(
+        kernel,
         (rows, 1, 1),
-        (
-            logits, labels,  # inputs
-            losses, lse, z_losses,  # outputs
-        ),
-        (
-            smoothing, scale, square_scale, ignore_index, classes, first_class,  # options
-            cols // unit, logits.stride(0) // unit, flags,  # shape
-        ),
+        {
+            "logits": logits, "labels": labels, "loss": losses, "lse": lse, "z_loss": z_losses,
+            "smoothing": smoothing, "scale": scale, "square_scale": square_scale, "ignore_index": ignore_index,
+            "classes": classes, "first_class": first_class,
+            "cols": cols // unit, "stride": logits.stride(0) // unit, "flags": flags,
+        },
     )  # fmt: skip
     return losses, z_losses, lse
 
@@ -264,16 +264,15 @@ def launch_backward(
     rows, cols = logits.shape
     dlogits = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
     kernel, unit = layer.find("cross-entropy-bwd", logits, cols, cols, logits.stride(0), dlogits.stride(0))
-    kernel.launch(
+    launch(
+        kernel,
         (rows, -(-cols // kernel.block_n), 1),
-        (
-            logits, labels, lse, dlosses.contiguous(),  # inputs
-            dlogits,  # output
-        ),
-        (
-            smoothing, scale, square_scale, ignore_index, classes, first_class,  # options
-            cols // unit, logits.stride(0) // unit, dlogits.stride(0) // unit,  # shape
-        ),
+        {
+            "logits": logits, "labels": labels, "lse": lse, "dloss": dlosses.contiguous(), "dlogits": dlogits,
+            "smoothing": smoothing, "scale": scale, "square_scale": square_scale, "ignore_index": ignore_index,
+            "classes": classes, "first_class": first_class,
+            "cols": cols // unit, "stride": logits.stride(0) // unit, "stride_d": dlogits.stride(0) // unit,
+        },
     )  # fmt: skip
     return given.copy_(dlogits) if inplace and given is not logits else dlogits
 

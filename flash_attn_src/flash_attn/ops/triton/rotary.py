@@ -12,11 +12,12 @@ from flash_attn.arguments import as_int
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
 from flash_attn.memory import refuse_shared
 from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
-from flash_attn.runtime import layer
+from flash_attn.runtime import layer, protocol
 from flash_attn.tracing import is_traced, refuse_transforms
 
 MAX_HEAD_DIM = 256
 _INTS = (torch.int32, torch.int64)
+_STRIDES = ("stride_xb", "stride_xm", "stride_xh", "stride_tb", "stride_tm", "stride_th")
 
 
 def apply_rotary(
@@ -163,34 +164,27 @@ def launch(
     if offsets is not None:
         offsets = offsets.to(torch.int32).contiguous()
     half = cos.shape[1]
-    strides = tuple(
-        stride
-        for tensor in (x, y)
-        for stride in (tensor.stride()[:3] if cu_seqlens is None else (0, *tensor.stride()[:2]))
+    x_strides, y_strides = (
+        tensor.stride()[:3] if cu_seqlens is None else (0, *tensor.stride()[:2]) for tensor in (x, y)
     )
     op = "rotary-interleaved" if interleaved else "rotary"
     if cos.dtype is not x.dtype or sin.dtype is not x.dtype:
         cos, sin = cos.float(), sin.float()
         op += "" if x.dtype is torch.float32 else "-t32"
     cos, sin = layer.dense_rows(cos.contiguous()), layer.dense_rows(sin.contiguous())
-    kernel, unit = layer.find(op, x, 2 * half, half, *strides)
+    kernel, unit = layer.find(op, x, 2 * half, half, *x_strides, *y_strides)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     m_blocks = -(-max_seqlen // kernel.block_m)
     flags = (HAS_CU_SEQLENS_Q if cu_seqlens is not None else 0) | (HAS_OFFSETS if offsets is not None else 0)
-    kernel.launch(
+    protocol.launch(
+        kernel,
         (m_blocks * batch, 1, 1),
-        (
-            x,  # input
-            y,  # output
-            cos, sin,  # tables
-            cu_seqlens, offsets,  # optional inputs
-        ),
-        (
-            -1.0 if conjugate else 1.0,  # option
-            *(stride // unit for stride in strides),
-            max_seqlen, x.shape[-2], half // unit, cos.shape[0],  # shapes
-            offset, m_blocks, flags,
-        ),
+        {
+            **{name: stride // unit for name, stride in zip(_STRIDES, (*x_strides, *y_strides), strict=True)},
+            "x": x, "turned": y, "cosines": cos, "sines": sin, "cu_seqlens": cu_seqlens, "offsets": offsets,
+            "sign": -1.0 if conjugate else 1.0, "seqlen": max_seqlen, "nheads": x.shape[-2], "half": half // unit,
+            "places": cos.shape[0], "offset": offset, "m_blocks": m_blocks, "flags": flags,
+        },
     )  # fmt: skip
     if y is not given:
         given.copy_(y)
