@@ -8,6 +8,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | common | package_modules | modules of flash_attn |
 | matrix | versions, cells, platforms, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | advice_facts, locks, refresh | what the adviser knows; pinned packages and their hashes |
+| matrix | release_plan | what a release holds |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, download, assembly_text, codeobject, isa, manifest | shared by compilers; a manifest |
 | compile/check | stage, instructions, flow, forms, habits, scan, scalars, resources | a checked code object |
@@ -23,7 +24,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | wheel | hub | a repository of the Hugging Face Hub |
 | publish | links, yanks, catalogue, directory, github, published | the wheels of a directory and of releases |
 | publish | admission, parts, assets, attestation | what may be published |
-| publish | templates, notes, release, publishing | a release |
+| publish | templates, notes, release, plans, publishing | a release |
 | publish | home, products, answers, index, which, measured | package indexes, the page to choose a wheel on |
 | publish | coverage, figures, report, hardware | tables and figures of the docs |
 | publish | tryout, settings | whether the index serves, and the repository is set up |

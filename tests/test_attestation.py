@@ -13,14 +13,14 @@ import fake_parts
 import pytest
 import wheelhouse
 from fake_github import Hub
-from publishing import arguments, state
+from publishing import arguments, state, write_plan
 from wheelhouse import COMMIT
 
 from rocm_wheels import cli
 from rocm_wheels.errors import MissingTool, PublishFailed
 from rocm_wheels.publish import attestation
 
-WORKFLOW = ".github/workflows/_build_rocm.yml"
+WORKFLOW = ".github/workflows/build.yml"
 # A stand-in for gh that reads its attestations from a file: sha256 of a wheel -> workflow and commit.
 GH = """#!{python}
 import hashlib, json, pathlib, sys
@@ -93,12 +93,12 @@ def test_gh_must_be_installed_and_answer(dist: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_of_another_commit_makes_no_draft(
-    hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The attestations name the commit of the run, so a release is made by a run of its own commit."""
     hub.tags["v1.2.3"] = COMMIT
     monkeypatch.setenv("GITHUB_SHA", "d" * 40)
-    assert cli.main(arguments(dist, "--draft-only")) != 0
+    assert cli.main(arguments(dist, "--draft-only", "--plan", str(write_plan(tmp_path, dist)))) != 0
     assert "gh workflow run build.yml --ref v1.2.3 -f tag=v1.2.3 -f dry-run=false" in capsys.readouterr().err
     assert hub.releases == {}
 
@@ -121,23 +121,16 @@ def test_test_reports_of_the_gpu_job_replace_the_others(hub: Hub, tmp_path: Path
     assert cli.main(arguments(dist, "--verdicts", str(tmp_path / "none"))) == 0
 
 
-def test_the_crate_is_attested_by_a_separate_workflow(
-    hub: Hub, tmp_path: Path, known: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_crate_is_attested_too(hub: Hub, tmp_path: Path, known: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = wheelhouse.write(tmp_path / "dist", wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     dist = wheel.parent
     crate = fake_parts.crate(dist, COMMIT)
     attest(known, dist)
-    both = ("--attested-by", WORKFLOW, "--crate-attested-by", ".github/workflows/build.yml")
-    for options, message in (
-        (both[:2], "nothing says who built candle-flash-rocm-0.1.0.crate"),
-        (both, f"{crate.name} has no attestation of .github/workflows/build.yml at {COMMIT}"),
-    ):
-        assert cli.main(arguments(dist, *options)) == PublishFailed.exit_code
-        assert message in capsys.readouterr().err
-        assert hub.releases == {}
+    assert cli.main(arguments(dist, "--attested-by", WORKFLOW)) == PublishFailed.exit_code
+    assert f"{crate.name} has no attestation of {WORKFLOW} at {COMMIT}" in capsys.readouterr().err
+    assert hub.releases == {}
     digest = hashlib.sha256(crate.read_bytes()).hexdigest()
-    attested = json.loads(known.read_text()) | {digest: ["owner/name/.github/workflows/build.yml", COMMIT]}
+    attested = json.loads(known.read_text()) | {digest: [f"owner/name/{WORKFLOW}", COMMIT]}
     known.write_text(json.dumps(attested))
-    assert cli.main(arguments(dist, *both)) == 0
+    assert cli.main(arguments(dist, "--attested-by", WORKFLOW)) == 0
     assert crate.name in state(hub)["assets"]

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import fake_github
 import pytest
@@ -10,7 +12,7 @@ import wheelhouse
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
+from rocm_wheels.matrix import names, release_plan
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import catalogue, coverage, directory, index
@@ -35,6 +37,19 @@ STATUS = f"{coverage.STATUS[0]}{NONE_YET}{coverage.STATUS[1]}"
 
 def name(text: str, backend: str = "triton") -> str:
     return names.wheel_name(wheelhouse.cell(text, backend), wheelhouse.PLATFORM)
+
+
+def whole(data: Versions, *wheels: str) -> dict[str, Sequence[str]]:
+    """Name -> every GPU target that a wheel of that name can have."""
+    return dict.fromkeys(wheels, tuple(data.targets))
+
+
+def add_release(hub: fake_github.Hub, data: Versions, tag: str, wheel: str, **fields: Any) -> None:
+    """A release with a wheel for every GPU target, and its plan."""
+    release = hub.add_release(tag, **fields)
+    plan = release_plan.of_files("v1.2.3", "", whole(data, wheel))
+    hub.add_asset(release, release_plan.FILE, plan.as_json().encode())
+    hub.add_asset(release, wheel, b"x")
 
 
 @pytest.fixture
@@ -62,7 +77,8 @@ def root(tmp_path: Path) -> Path:
 def test_wanted_against_published(data: Versions, matrix: Path) -> None:
     published = [name("2.8.3 3.10 2.5.1 6.1"), name("2.8.3 3.12 2.5.1 6.1"), name("2.8.3 3.13 2.6.0 6.2", "ck")]
     extra = name("2.8.3 3.14 2.14.0 7.2")
-    lines = coverage.table(coverage.wanted(data, matrix), [*published, extra]).splitlines()
+    there = whole(data, *published, extra)
+    lines = coverage.table(data, coverage.wanted(data, matrix), there).splitlines()
     assert lines[:5] == [
         "ROCm  torch  ck 2.8.3  triton 2.8.3",
         " 6.1  2.5.1    0 of 2        2 of 2",
@@ -75,6 +91,12 @@ def test_wanted_against_published(data: Versions, matrix: Path) -> None:
     assert len(missing) == 17
     assert "missing  ./build_rocm.sh 2.8.3 3.10 2.5.1 6.1 --backend ck" in missing
     assert lines[-1] == f"beside   {extra}"
+    there[published[0]] = ("gfx942",)
+    lines = coverage.table(data, coverage.wanted(data, matrix), there).splitlines()
+    assert lines[6] == "2 of 20 wanted wheels are published", "a part is not the whole"
+    assert "missing  ./build_rocm.sh 2.8.3 3.10 2.5.1 6.1 --backend triton" in lines
+    (part,) = [line for line in lines if line.startswith("part")]
+    assert part.startswith(f"part     {published[0]} lacks gfx90a, ")
 
 
 def test_universal_wheels_are_counted_for_each_system(data: Versions, matrix: Path) -> None:
@@ -84,7 +106,7 @@ def test_universal_wheels_are_counted_for_each_system(data: Versions, matrix: Pa
     assert len(wanted) == 2 * len(claims) > 2
     there = [names.wheel_name(claims[0], tag) for tag in ("win_amd64", wheelhouse.PLATFORM)]
     there.append(names.wheel_name(claims[1], wheelhouse.PLATFORM))
-    lines = coverage.table(coverage.wanted(data, matrix), there, wanted).splitlines()
+    lines = coverage.table(data, coverage.wanted(data, matrix), whole(data, *there), wanted).splitlines()
     assert f"universal wheels for Linux: 2 of {len(claims)}" in lines
     assert f"universal wheels for Windows: 1 of {len(claims)}" in lines
     assert f"3 of {20 + len(wanted)} wanted wheels are published" in lines
@@ -119,15 +141,15 @@ def test_of_one_release(
     monkeypatch.delenv("GH_TOKEN", raising=False)
     with fake_github.serve(fake_github.Hub()) as hub:
         for tag, wheel in (("v1", "2.8.3 3.10 2.5.1 6.1"), ("v2", "2.8.3 3.12 2.5.1 6.1")):
-            hub.add_asset(hub.add_release(tag, draft=False), name(wheel), b"x")
+            add_release(hub, data, tag, name(wheel), draft=False)
         monkeypatch.setenv("GITHUB_API_URL", hub.url)
         command = ["coverage", "--repo", fake_github.REPOSITORY]
         assert cli.main([*command, "--release", "v2"]) == 0
         assert "1 of 20 wanted wheels are published" in capsys.readouterr().out
         assert cli.main(command) == 0
         assert "2 of 20 wanted wheels are published" in capsys.readouterr().out
-        hub.add_asset(hub.add_release("v4"), name("2.8.3 3.13 2.6.0 6.2"), b"x")
-        hub.add_asset(hub.add_release("v5rc1", draft=False, prerelease=True), name("2.8.3 3.13 2.6.0 6.1"), b"x")
+        add_release(hub, data, "v4", name("2.8.3 3.13 2.6.0 6.2"))
+        add_release(hub, data, "v5rc1", name("2.8.3 3.13 2.6.0 6.1"), draft=False, prerelease=True)
         hub.add_asset(hub.add_release("tools", draft=False), "tools-1-py3-none-any.whl", b"x")
         monkeypatch.setenv("GITHUB_TOKEN", fake_github.TOKEN)  # a token that sees drafts
         assert cli.main(command) == 0

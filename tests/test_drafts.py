@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import wheelhouse
 from fake_github import Hub
-from publishing import TAG, arguments, expected, publish, state
+from publishing import TAG, arguments, expected, publish, state, write_plan
 from wheelhouse import COMMIT, OTHER_COMMIT
 
 from rocm_wheels import cli
-from rocm_wheels.errors import PublishFailed
+from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.matrix.release_plan import FILE
 
 
 def test_a_wheel_of_a_draft_is_replaced(hub: Hub, tmp_path: Path) -> None:
@@ -32,14 +33,31 @@ def test_leftovers_of_broken_runs_go(hub: Hub, dist: Path) -> None:
     assert "  foreign.bin: an unfinished upload is deleted" in said
 
 
-def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hub.tags[TAG] = COMMIT
+    plan = str(write_plan(tmp_path, dist))
     for _ in range(2):
-        assert cli.main(arguments(dist, "--draft-only")) == 0
+        assert cli.main(arguments(dist, "--draft-only", "--plan", plan)) == 0
         out, err = capsys.readouterr()
         assert out == f"commit={COMMIT}\n"
         assert f"draft of {TAG}: " in err
-    assert state(hub) == {"tag": TAG, "draft": True, "body": "", "assets": {}}
+        assert "it shall hold 3 wheels" in err
+    assets = {FILE: expected(dist)[FILE]}
+    assert state(hub) == {"tag": TAG, "draft": True, "body": "", "assets": assets}
+
+
+def test_a_draft_needs_the_plan_of_its_tag(
+    hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hub.tags[TAG] = COMMIT
+    for more, message in (
+        ((), "--draft-only needs the plan of the release\nMake it with: ./create_matrix.py --plan --tag"),
+        (("--plan", str(write_plan(tmp_path, dist, "v9.9.9"))), f"is the plan of v9.9.9, not of {TAG}"),
+        (("--plan", str(dist / "none.json")), "none.json cannot be read"),
+    ):
+        assert cli.main(arguments(dist, "--draft-only", *more)) == DataError.exit_code
+        assert message in capsys.readouterr().err
+    assert hub.releases == {}
 
 
 @pytest.mark.parametrize(
@@ -57,20 +75,21 @@ def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_the_first_job_finds_faults_that_would_stop_the_last_job(
     hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tags: dict[str, str],
-    ref: str, message: str,
+    ref: str, message: str, tmp_path: Path,
 ) -> None:  # fmt: skip
     hub.tags |= tags
     monkeypatch.setenv("GITHUB_REF", ref)
-    assert cli.main(arguments(dist, "--draft-only")) == PublishFailed.exit_code
+    plan = str(write_plan(tmp_path, dist))
+    assert cli.main(arguments(dist, "--draft-only", "--plan", plan)) == PublishFailed.exit_code
     assert message in capsys.readouterr().err
     assert hub.releases == {}
 
 
 @pytest.mark.parametrize(("tag", "candidate"), [("v1.2.3rc1", True), ("v1.2.3", False), ("v1.2.3.post1", False)])
-def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate: bool) -> None:
+def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate: bool, tmp_path: Path) -> None:
     hub.tags[tag] = COMMIT
     command = ["publish", "--tag", tag, "--dist", str(dist)]
-    assert cli.main([*command, "--draft-only"]) == 0
+    assert cli.main([*command, "--draft-only", "--plan", str(write_plan(tmp_path, dist, tag))]) == 0
     (found,) = hub.releases.values()
     assert (found["draft"], found["prerelease"]) == (True, candidate)
     found["prerelease"] = not candidate  # as if the draft had been created by hand

@@ -20,7 +20,7 @@ import pytest
 from rocm_wheels import package_modules
 from rocm_wheels.cli import matrix
 from rocm_wheels.errors import BadTarget, DataError
-from rocm_wheels.matrix import names, rows, versions
+from rocm_wheels.matrix import names, release_plan, rows, versions
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.select import Matrix, select
 from rocm_wheels.matrix.targets import targets, universal
@@ -108,10 +108,12 @@ def test_a_release_has_a_universal_wheel_for_each_name(data: Versions, whole: di
     def left(**options: Any) -> list[str]:
         return [str(each) for each in select(data, {"rocm": whole}, **options).universals]
 
-    both = [names.wheel_name(selected.universals[0], tag) for tag in ("manylinux_2_17_x86_64", "win_amd64")]
-    there = [name for wheel in both for name in (wheel, f"{wheel}.verdict.json")]
+    linux, windows = release_plan.planned(data, selected.universals[:1])
+    there = {linux.stem: linux.targets, windows.stem: windows.targets}
     assert left(has=there) == every_name[1:]
-    assert left(has=there[:2]) == left(has=there[2:]) == every_name  # the wheel for one system is missing
+    assert left(has={linux.stem: linux.targets}) == left(has={windows.stem: windows.targets}) == every_name
+    assert left(has={**there, linux.stem: ("gfx942",)}) == every_name, "a part is not the whole"
+    assert left(has={**there, linux.stem: ("gfx942",)}, requested=["gfx942"]) == every_name[1:]
     assert left(only="2.8.3 * * * *") == []
     assert left(event="pull_request") == ["2.8.3"]
     assert left(only="2.8.3 universal") == ["2.8.3"]
@@ -250,19 +252,18 @@ def test_a_sample_has_no_combination_with_uncertain_facts(data: Versions, whole:
 
 def test_wheels_in_the_release_are_left_out(data: Versions, whole: dict[str, list[str]], tmp_path: Path) -> None:
     cells = select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 triton").cells
-    there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
-    there[0] = there[0].replace("-cp310-cp310", "-2-cp310-cp310")
-    verdicts = [f"{name}.verdict.json" for name in there]
-    beside = [names.interface_wheel_name(each, cells[0]) for each in data.interfaces.values()]
+    there = {each.stem: each.targets for each in release_plan.planned(data, cells)}
+    second = names.stem(names.wheel_name(cells[1]))
     path = tmp_path / "release.json"
-    path.write_text(json.dumps({"files": [*there[:2], *verdicts[:1], verdicts[2], *beside]}))
+    part = {**there, second: there[second][:1]}
+    path.write_text(json.dumps({"there": {stem: part[stem] for stem in part if "cp312" not in stem}}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert [row["name"] for row in json.loads(done.stdout)["wheels"]["include"]] == [
         rows.cell_name(cell) for cell in cells[1:3]
     ]
     assert "already released" in done.stderr
 
-    path.write_text(json.dumps({"files": [*there, *verdicts, *beside]}))
+    path.write_text(json.dumps({"there": there}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert json.loads(done.stdout) == {
         "tag": "",
@@ -275,8 +276,8 @@ def test_wheels_in_the_release_are_left_out(data: Versions, whole: dict[str, lis
 def test_wheels_without_their_interface_are_built_again(data: Versions, whole: dict[str, list[str]]) -> None:
     def left(only: str, *more: str) -> list[str]:
         cells = select(data, {"rocm": whole}, only=only).cells
-        there = [names.wheel_name(cell, "manylinux_2_17_x86_64") for cell in cells]
-        has = [*there, *(f"{name}.verdict.json" for name in there), *more]
+        has = {each.stem: each.targets for each in release_plan.planned(data, cells) if each.targets}
+        has |= dict.fromkeys(map(names.stem, more), ())
         return [str(cell) for cell in select(data, {"rocm": whole}, only=only, has=has).cells]
 
     newest = data.flash_attn[-1]
@@ -291,15 +292,15 @@ def test_wheels_without_their_interface_are_built_again(data: Versions, whole: d
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "does not describe a release"), ('{"message": "Not Found"}', "KeyError('files')"), ("[1]", "TypeError")],
+    [("{", "does not describe a release"), ('{"message": "Not Found"}', "KeyError('there')"), ("[1]", "TypeError")],
 )
 def test_a_listing_is_checked(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "release.json"
     path.write_text(content)
     with pytest.raises(DataError, match=re.escape(message)):
-        published.files(path)
+        published.there(path)
     with pytest.raises(DataError, match=r"other\.json: No such file"):
-        published.files(tmp_path / "other.json")
+        published.there(tmp_path / "other.json")
 
 
 def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole: dict[str, list[str]]) -> None:

@@ -16,7 +16,7 @@ from workflows import Job, Runner, base_environment
 
 CELL = "2.7.4 3.11 2.5.1 6.2 triton"
 WHEEL = "flash_attn-2.7.4+rocm62torch2.5triton-cp311"
-BUILDING = ("create_matrix", "build_kernels", "rehearse_wheels")
+BUILDING = ("create_matrix", "build_kernels", "build_wheels_rocm")
 REHEARSING = "rehearse"
 
 
@@ -60,8 +60,8 @@ def test_the_wheel_is_assembled_from_kernels_of_another_job(
     with ZipFile(wheel) as archive:
         assert archive.read("flash_attn/_kernels/gfx1030.zip") == kernel_store.read_bytes()
     assert jobs["build_kernels"].log.count("$ build/env/bin/python -m rocm_wheels compile") == 1
-    assert "--cached-kernels" in jobs["rehearse_wheels"].log
-    assert "  compiled" not in jobs["rehearse_wheels"].log
+    assert "--cached-kernels" in jobs["build_wheels_rocm"].log
+    assert "  compiled" not in jobs["build_wheels_rocm"].log
     assert list((runner.storage / "artifacts/kernels-triton-rocm_any-gfx1030-1").glob("*/*/*.co"))
 
 

@@ -13,21 +13,30 @@ from wheelhouse import COMMIT, OTHER_COMMIT
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.matrix.names import stem
 from rocm_wheels.publish import published
 from rocm_wheels.wheel import contents, numbering
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_all_pages_are_read_and_unfinished_uploads_left_out(hub: Hub) -> None:
+def there(hub: Hub, tag: str, commit: str = COMMIT) -> dict[str, list[str]]:
+    """Stem -> GPU targets of what the release of a tag holds."""
+    found: dict[str, list[str]] = published.listing(client(hub), tag, commit)["there"]
+    return found
+
+
+def test_all_pages_are_read_and_unfinished_uploads_left_out(hub: Hub, dist: Path) -> None:
     for number in range(8):
         hub.add_asset(hub.add_release(f"v0.{number}.0", draft=False), "other", b"")
-    release = hub.add_release("v1.2.3")
-    for number in range(12):
-        hub.add_asset(release, f"file-{number}.zip", b"", state="starter" if number == 7 else "uploaded")
-    there = published.listing(client(hub), "v1.2.3", COMMIT)["files"]
-    assert there == sorted(f"file-{number}.zip" for number in range(12) if number != 7)
-    assert published.listing(client(hub), "v9.9.9", COMMIT)["files"] == []
+    publish(hub, dist)
+    (release,) = (each for each in hub.releases.values() if each["tag_name"] == TAG)
+    held = there(hub, TAG)
+    assert held.keys() == {stem(each.name) for each in dist.glob("*.whl")}
+    wheel = next(asset for asset in release["assets"] if asset["name"].endswith(".whl"))
+    wheel["state"] = "starter"
+    assert held.keys() - there(hub, TAG).keys() == {stem(wheel["name"])}
+    assert there(hub, "v9.9.9") == {}
 
 
 def test_matrix_and_build_read_the_listing(
@@ -37,12 +46,12 @@ def test_matrix_and_build_read_the_listing(
     assert cli.main(["published", TAG]) == 0
     path = tmp_path / "published.json"
     path.write_text(capsys.readouterr().out)
-    (release,) = hub.releases.values()
-    assert published.files(path) == sorted(asset["name"] for asset in release["assets"])
+    assert published.there(path) == there(hub, TAG)
+    assert set(map(tuple, published.there(path).values())) == {("gfx90a", "gfx942")}
     assert numbering.load(path) == []
     assert cli.main(["published", "v1.3.0", "--commit", OTHER_COMMIT]) == 0
     path.write_text(capsys.readouterr().out)
-    assert published.files(path) == []
+    assert published.there(path) == {}
     assert {(wheel.name, wheel.contents, wheel.final) for wheel in numbering.load(path)} == {
         (each.name, contents.read(each).contents, True) for each in dist.glob("*.whl")
     }
@@ -55,13 +64,12 @@ def test_a_wheel_counts_with_a_verdict_about_it_and_this_commit(hub: Hub, dist: 
     """A name proves nothing: the wheel may be of another commit, or its test report of another wheel."""
     publish(hub, dist)
     (release,) = hub.releases.values()
-    there = published.listing(client(hub), TAG, OTHER_COMMIT)["files"]
-    assert [name for name in there if name.endswith(".whl")] == []
+    assert there(hub, TAG, OTHER_COMMIT) == {}
+    held = there(hub, TAG)
     names = [asset["name"] for asset in release["assets"] if asset["name"].endswith(".whl")]
     verdict = next(asset for asset in release["assets"] if asset["name"] == f"{names[0]}.verdict.json")
     hub.content[verdict["id"]] = hub.content[verdict["id"]].replace(b'"ok": true', b'"ok": false')
-    there = published.listing(client(hub), TAG, COMMIT)["files"]
-    assert [name for name in there if name.endswith(".whl")] == sorted(names[1:])
+    assert held.keys() - there(hub, TAG).keys() == {stem(names[0])}
 
 
 def test_build_numbers(hub: Hub, tmp_path: Path) -> None:
@@ -99,12 +107,12 @@ def test_repository_and_token_must_be_set(
     assert cli.main(["published", "v1.2.3"]) == PublishFailed.exit_code
     assert "the repository is '', not owner/name" in capsys.readouterr().err
     with pytest.raises(DataError, match=r"--missing .*other\.json: No such file"):
-        published.files(tmp_path / "other.json")
+        published.there(tmp_path / "other.json")
 
 
 def test_the_matrix_reads_the_list_without_any_package(tmp_path: Path) -> None:
     listing = tmp_path / "none.json"
-    listing.write_text(json.dumps({"files": []}))
+    listing.write_text(json.dumps({"there": {}}))
     command = [sys.executable, "-S", str(ROOT / "create_matrix.py"), "--only", "2.8.3 3.11 2.5.1 6.2 triton"]
     done = subprocess.run([*command, "--missing", str(listing)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

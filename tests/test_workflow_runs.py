@@ -17,9 +17,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
     done = {
         need: {"result": "success", "outputs": {"wheels-count": "2", "kernels-count": "4", "windows-count": "1"}}
         for need in build
-    } | {
-        name: {"result": "skipped", "outputs": {}} for name in ("create_release", "build_wheels_rocm", "smoke", "trend")
-    }
+    } | {name: {"result": "skipped", "outputs": {}} for name in ("create_release", "smoke", "trend")}
     for variables in ({}, {"GPU_RUNNER": "true"}):
         needs = {**done, "publish": {"result": "skipped", "outputs": {}}}
         runs = {}
@@ -31,7 +29,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
         assert [key for key, runs_then in runs.items() if runs_then] == [
             "create_matrix",
             "build_kernels",
-            "rehearse_wheels",
+            "build_wheels_rocm",
             "windows",
             "crate",
             "rehearse",
@@ -61,7 +59,7 @@ def test_the_gate_of_publishing(
         for windows, universals in (("success", "8"), ("skipped", "0"), ("skipped", "8"), ("failure", "8")):
             # A run that builds nothing publishes what the draft holds, which was tested before.
             tested = count == "0" or windows == "success" or universals == "0"
-            done = {**results, "sign_crate": crate, "windows": windows}
+            done = {**results, "sign": crate, "windows": windows}
             assert _publishes(done, count, variable, universals) is (published and crate == "success" and tested)
 
 
@@ -139,11 +137,62 @@ def test_the_universal_wheels_alone_are_built_through_cibuildwheel(tmp_path: Pat
         ]  # fmt: skip
 
 
-def test_runs_for_one_tag_wait_for_each_other() -> None:
-    group = load("build.yml")["concurrency"]["group"]
-    pushed = {"inputs": {}, "github": {"ref": "refs/tags/v1.2.3", "ref_name": "v1.2.3"}}
-    by_hand = {"inputs": {"tag": "v1.2.3"}, "github": {"ref": "refs/heads/main", "ref_name": "main"}}
-    assert render(group, pushed) == render(group, by_hand) == "build-v1.2.3"
+def test_one_release_at_a_time_and_no_run_waits_that_publishes_nothing() -> None:
+    lock = load("build.yml")["concurrency"]
+    assert set(lock) == {"group", "queue"}, "a run that waits is never cancelled"
+    assert lock["queue"] == "max"
+
+    def group(event: str, number: str, **inputs: object) -> str:
+        return str(render(lock["group"], {"inputs": inputs, "github": {"event_name": event, "run_id": number}}))
+
+    runs = [group("push", "1"), group("push", "2"), group("workflow_dispatch", "3", **{"dry-run": False})]
+    assert runs == 3 * ["release"], "whatever the tag"
+    others = [group("pull_request", "4"), group("workflow_dispatch", "5", **{"dry-run": True})]
+    assert others == ["4", "5"]
+
+
+def test_a_newer_push_to_a_pull_request_cancels_the_jobs_of_the_push_before() -> None:
+    lock = load("build.yml")["jobs"]["build_kernels"]["concurrency"]
+    assert lock["cancel-in-progress"] is True
+
+    def group(event: str, number: str, row: str) -> object:
+        github = {"event_name": event, "ref": "refs/pull/7/merge", "run_id": number}
+        return render(lock["group"], {"github": github, "matrix": {"name": row}})
+
+    assert group("pull_request", "1", "a") == group("pull_request", "2", "a") != group("pull_request", "2", "b")
+    assert group("push", "1", "a") != group("push", "2", "a")
+
+
+@pytest.mark.parametrize(
+    ("event", "inputs", "only", "targets"),
+    [
+        ("push", {}, "2.8.3 universal", "gfx942"),
+        ("workflow_dispatch", {"only": "", "targets": ""}, "2.8.3 universal", "gfx942"),
+        ("workflow_dispatch", {"only": "2.6.3 *", "targets": "gfx90a"}, "2.6.3 *", "gfx90a"),
+        ("pull_request", {}, "*", ""),
+    ],
+)
+def test_a_fork_says_once_what_it_builds(event: str, inputs: dict[str, str], only: str, targets: str) -> None:
+    """By two variables, so that the push of a tag starts no run for everything."""
+    variables = {"RELEASE_ONLY": "2.8.3 universal", "RELEASE_TARGETS": "gfx942"}
+    contexts = {"github": {"event_name": event, "ref_name": "v1.2.3"}, "inputs": inputs, "vars": variables}
+    env = render(load("build.yml")["env"], contexts)
+    assert (env["ONLY"], env["TARGETS"]) == (only, targets)
+    env = render(load("build.yml")["env"], {**contexts, "vars": {}})
+    assert (env["ONLY"], env["TARGETS"]) == (inputs.get("only") or "*", inputs.get("targets") or "")
+
+
+def test_a_failed_report_of_a_gpu_is_no_artifact_of_the_report_that_is_published() -> None:
+    steps = load("build.yml")["jobs"]["smoke"]["steps"]
+    (upload,) = [step for step in steps if step["name"] == "Upload the test reports"]
+    names = {
+        status: render(upload["with"]["name"], {"job": {"status": status}, "github": {"run_attempt": "2"}})
+        for status in ("success", "failure")
+    }
+    assert names == {"success": "gpu-verdicts", "failure": "failed-gpu-verdicts-2"}
+    wanted = [step["with"]["name"] for step in load("build.yml")["jobs"]["publish"]["steps"] if "GPU" in step["name"]
+              and "with" in step]  # fmt: skip
+    assert wanted == ["gpu-verdicts"]
 
 
 def test_the_index_is_deployed_from_the_default_branch(tmp_path: Path) -> None:

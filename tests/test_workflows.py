@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workflows import EXPRESSION, ROOT, WORKFLOWS, load, matrix_rows, verbs
+from workflows import EXPRESSION, ROOT, WORKFLOWS, load, matrix_rows, render, verbs
 
 from rocm_wheels import cli
 
@@ -87,15 +87,13 @@ def test_these_are_the_workflows() -> None:
         "create_matrix",
         "build_kernels",
         "build_wheels_rocm",
-        "rehearse_wheels",
         "smoke",
         "windows",
         "trend",
         "crate",
-        "sign_crate",
+        "sign",
         "rehearse",
         "publish",
-        "update_release_notes",
         "update_docs",
     ]
 
@@ -132,9 +130,8 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
         # Another test checks that a pull request runs none of these jobs of build.yml.
         assert key in {
             "create_release",
-            "sign_crate",
+            "sign",
             "publish",
-            "update_release_notes",
             "update_docs",
             "deploy",
             "propose",
@@ -142,37 +139,32 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
         }
 
 
-def test_the_build_has_the_permissions_of_its_caller() -> None:
-    """A release signs the origin of its wheels in the job that built and tested them. No other job may."""
-    callers = {key: job for key, job in load("build.yml")["jobs"].items() if "_build_rocm" in job.get("uses", "")}
-    assert {key: job["permissions"] for key, job in callers.items()} == {
-        "build_wheels_rocm": {"contents": "read", "id-token": "write", "attestations": "write"},
-        "rehearse_wheels": {"contents": "read"},
-    }
-    assert callers["build_wheels_rocm"]["with"].pop("attest") is True
-    assert callers["build_wheels_rocm"]["with"].pop("published") == "published"
-    assert callers["build_wheels_rocm"]["with"].pop("sign") == "${{ vars.SIGN_WINDOWS == 'true' }}"
-    assert {key for key, job in load("build.yml")["jobs"].items() if "secrets." in str(job)} == {"build_wheels_rocm"}
-    assert callers["build_wheels_rocm"]["with"] == callers["rehearse_wheels"]["with"]
-    names = [step["name"] for step in load("_build_rocm.yml")["jobs"]["build"]["steps"]]
-    order = ("Build, repair, verify", "Attest the provenance of the wheels", "Upload")
-    assert [name for name in names if name in order] == list(order)
-    (attest, crate) = [
-        step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")
-    ]
-    assert attest["if"] == "inputs.attest"
-    assert crate in load("build.yml")["jobs"]["sign_crate"]["steps"]
+def test_one_job_signs_and_runs_no_code_of_a_wheel() -> None:
+    """Torch and the crate's dependencies run in jobs without a token that can sign."""
+    build = load("build.yml")["jobs"]
+    signing = {key for key, job in build.items() if "id-token" in job.get("permissions", {})}
+    assert signing == {"sign"}
+    job = build["sign"]
+    assert job["permissions"] == {"id-token": "write", "attestations": "write"}
+    assert not [step for step in job["steps"] if "run" in step]
+    assert build["crate"]["permissions"] == build["build_wheels_rocm"]["permissions"] == {"contents": "read"}
+    (attest,) = [step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")]
+    assert attest in job["steps"]
+    assert attest["with"]["subject-path"].split() == ["signed/*.crate", "signed/**/*.whl"]
     (publish,) = [step for _, step in steps() if step["name"] == "Check, upload, publish"]
-    assert " --attested-by .github/workflows/_build_rocm.yml" in publish["run"]
-    assert " --crate-attested-by .github/workflows/build.yml" in publish["run"]
+    assert " --attested-by .github/workflows/build.yml" in publish["run"]
     assert publish["env"]["GH_TOKEN"] == "${{ github.token }}", "gh verifies with it"
 
 
-def test_the_crate_is_signed_where_nothing_of_it_runs() -> None:
-    job = load("build.yml")["jobs"]["sign_crate"]
-    assert job["permissions"] == {"id-token": "write", "attestations": "write"}
-    assert not [step for step in job["steps"] if "run" in step]
-    assert load("build.yml")["jobs"]["crate"]["permissions"] == {"contents": "read"}
+def test_a_rehearsal_builds_as_a_release_does() -> None:
+    """With the same job. Build numbers and the secrets of Windows belong to a release alone."""
+    (caller,) = [job for job in load("build.yml")["jobs"].values() if "_build_rocm" in job.get("uses", "")]
+    contexts = {"vars": {"SIGN_WINDOWS": "true"}, "matrix": {}}
+    for result, published, sign in (("success", "published", True), ("skipped", "", False)):
+        needs = {"create_release": {"result": result}, "create_matrix": {"outputs": {}}}
+        passed = render(caller["with"], {**contexts, "needs": needs})
+        assert (passed["published"], passed["sign"]) == (published, sign)
+    assert {key for key, job in load("build.yml")["jobs"].items() if "secrets." in str(job)} == {"build_wheels_rocm"}
 
 
 def test_a_job_that_can_write_installs_next_to_nothing() -> None:
@@ -260,8 +252,10 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
                 assert all(entry in row for row in rows), f"no row has {entry}"
             elif context == "env":
                 assert entry in {**workflow.get("env", {}), **job.get("env", {})}, expression
+            elif context == "job":
+                assert entry == "status", expression
             elif context == "vars":
-                assert entry in ("GPU_RUNNER", "SIGN_WINDOWS")
+                assert entry in ("GPU_RUNNER", "SIGN_WINDOWS", "RELEASE_ONLY", "RELEASE_TARGETS")
             elif context == "secrets":
                 called = triggers.get("workflow_call")
                 assert entry in (called["secrets"] if called else SECRETS), expression
@@ -347,7 +341,7 @@ def test_a_pipe_fails_with_its_first_command() -> None:
 def test_everything_of_a_release_is_of_its_commit() -> None:
     """Builds, tests and publishing check out the commit of the tag, not the commit of the run."""
     for key, job in load("build.yml")["jobs"].items():
-        if key in ("create_release", "update_docs", "trend", "sign_crate"):
+        if key in ("create_release", "update_docs", "trend", "sign"):
             continue
         if "uses" in job:
             assert job["with"]["commit"] == "${{ needs.create_matrix.outputs.commit }}", key

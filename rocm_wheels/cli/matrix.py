@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocm_wheels.errors import exit_code
-from rocm_wheels.matrix import names, rows, versions
+from rocm_wheels.matrix import names, release_plan, rows, versions
+from rocm_wheels.matrix.cells import Claim
+from rocm_wheels.matrix.release_plan import ReleasePlan
 from rocm_wheels.matrix.requested import Requested, from_environment
 from rocm_wheels.matrix.rows import Row
 from rocm_wheels.matrix.select import Platforms, select
 from rocm_wheels.publish import published
+from rocm_wheels.wheel import assemble
 
 EVENTS = ("pull_request", "push", "workflow_dispatch")
 
@@ -34,7 +37,7 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
         platforms,
         only=arguments.only,
         event=arguments.event,
-        has=published.files(arguments.missing) if arguments.missing else (),
+        has=published.there(arguments.missing) if arguments.missing else {},
         requested=requested,
     )
     if arguments.missing and (selected.cells or selected.universals):
@@ -45,7 +48,13 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     notes += dict.fromkeys(why for cell in selected.cells for why in data.uncertain(cell.torch, cell.rocm))
     for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
         print(line, file=sys.stderr)
-    print(_TEXTS[arguments.form](made, arguments.tag))
+    if arguments.form == "plan":
+        claims: list[Claim] = [*selected.universals, *selected.cells]
+        wheels = release_plan.planned(data, claims, requested, universal_targets=sample)
+        commit = os.environ.get("GITHUB_SHA") or assemble.commit()
+        print(ReleasePlan(tag=arguments.tag, commit=commit, wheels=wheels).as_json(), end="")
+    else:
+        print(_TEXTS[arguments.form](made, arguments.tag))
     return 0
 
 
@@ -90,7 +99,9 @@ def _tag(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="create_matrix.py", description="Prints what the release builds, as JSON.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="matching combinations, as '2.8.3 * * 6.2 triton'")
+    parser.add_argument(
+        "--only", default="*", metavar="GLOBS", help="matching combinations, as '2.8.3 universal;2.8.3 * * 6.2 triton'"
+    )
     parser.add_argument(
         "--event",
         choices=EVENTS,
@@ -102,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--missing",
         type=_file,
         metavar="FILE",
-        help="leave out the wheels listed in FILE, the output of `python -m rocm_wheels published TAG`",
+        help="leave out what the release has, by FILE, the output of `python -m rocm_wheels published TAG`",
     )
     parser.add_argument(
         "--tag", type=_tag, default="", metavar="vX.Y.Z", help="tag of the release; checked and printed"
@@ -117,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--list", dest="form", action="store_const", const="list", help="print one readable line per row")
     form.add_argument(
         "--github-output", dest="form", action="store_const", const="github", help="print lines for $GITHUB_OUTPUT"
+    )
+    form.add_argument(
+        "--plan",
+        dest="form",
+        action="store_const",
+        const="plan",
+        help="print what the release holds, for publish --plan",
     )
     parser.set_defaults(form="json")
     return parser

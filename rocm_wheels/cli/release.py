@@ -12,12 +12,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_wheels.errors import DataError, PublishFailed
-from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix import names, release_plan, versions
+from rocm_wheels.matrix.release_plan import FILE, ReleasePlan
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import published, which, yanks
@@ -40,7 +42,10 @@ def add_verbs(verbs: Any) -> None:
     some.add_argument(
         "--draft-only",
         action="store_true",
-        help="create or find the draft release, print commit=SHA for $GITHUB_OUTPUT, and stop",
+        help="create or find the draft release, write the plan into it, print commit=SHA for $GITHUB_OUTPUT, and stop",
+    )
+    publish.add_argument(
+        "--plan", type=Path, metavar="FILE", help="output of `create_matrix.py --plan`; needed by --draft-only"
     )
     publish.add_argument(
         "--benchmarks",
@@ -57,12 +62,7 @@ def add_verbs(verbs: Any) -> None:
     publish.add_argument(
         "--attested-by",
         metavar="WORKFLOW",
-        help="refuse wheels without an attestation of this workflow file at the commit, as `gh` verifies it",
-    )
-    publish.add_argument(
-        "--crate-attested-by",
-        metavar="WORKFLOW",
-        help="refuse a crate without an attestation of this workflow file; needs --attested-by",
+        help="refuse files without an attestation of this workflow file at the commit, as `gh` verifies it",
     )
     publish.add_argument(
         "--verdicts", type=Path, metavar="DIR", help="test reports of the GPU job; they replace the reports in --dist"
@@ -196,7 +196,7 @@ def _published(arguments: argparse.Namespace) -> int:
 
 @packages_of("release")
 def _publish(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import attestation, measured, publishing, release
+    from rocm_wheels.publish import attestation, measured, plans, publishing, release
 
     say = partial(print, flush=True)
     if arguments.verdicts is not None:
@@ -213,6 +213,7 @@ def _publish(arguments: argparse.Namespace) -> int:
         return 0
     api = _github(arguments, writes=True)
     if arguments.draft_only:
+        plan = _plan(arguments)
         _check_tag(api, arguments.tag)
     commit = _commit(api, arguments.tag, arguments.commit)
     home = Home.of(repository=api.repository, url=arguments.url)
@@ -225,7 +226,9 @@ def _publish(arguments: argparse.Namespace) -> int:
             )
         tell = partial(print, file=sys.stderr, flush=True)
         draft = release.Release(api, arguments.tag, commit, tell)
+        plan = plans.start(draft, replace(plan, commit=commit), published.public_wheels(api, but=arguments.tag))
         tell(f"{'draft' if draft.draft else 'release'} of {arguments.tag}: {draft.fields['html_url']}")
+        tell(f"it shall hold {len(plan.wheels)} wheels")
         say(f"commit={commit}")
         return 0
     if arguments.attested_by is not None:
@@ -234,7 +237,6 @@ def _publish(arguments: argparse.Namespace) -> int:
             repository=api.repository,
             commit=commit,
             workflow=arguments.attested_by,
-            crate_workflow=arguments.crate_attested_by,
         )
         wheels = sum(name.endswith(".whl") for name in attested)
         say(f"attested by {arguments.attested_by} at {commit}: {wheels} wheels")
@@ -243,6 +245,19 @@ def _publish(arguments: argparse.Namespace) -> int:
         with Path(output).open("a", encoding="utf-8") as file:
             file.write(f"url={url}\n")
     return 0
+
+
+def _plan(arguments: argparse.Namespace) -> ReleasePlan:
+    """The plan in the file of --plan. Raises DataError if there is none, or if it is for another tag."""
+    remedy = f"Make it with: ./create_matrix.py --plan --tag {arguments.tag} >{FILE}, and give --plan {FILE}"
+    if arguments.plan is None:
+        raise DataError("--draft-only needs the plan of the release", remedy=remedy)
+    plan = release_plan.parse(str(arguments.plan), _read(arguments.plan).encode())
+    if plan.tag != arguments.tag:
+        raise DataError(
+            f"{arguments.plan} is the plan of {plan.tag or 'no tag'}, not of {arguments.tag}", remedy=remedy
+        )
+    return plan
 
 
 def _check_tag(api: GitHub, tag: str) -> None:
@@ -355,12 +370,12 @@ def _coverage(arguments: argparse.Namespace) -> int:
         _write(coverage.generated(ROOT, data))
         return 0
     if arguments.metadata:
-        published = [wheel.name for wheel in coverage.from_site(arguments.metadata)]
+        published = coverage.targets_on_site(arguments.metadata)
     else:
         api = _github(arguments, writes=False)
         releases = _releases(arguments.release_json) if arguments.release_json else list(api.releases())
-        published = coverage.released(releases, arguments.release)
-    print(coverage.table(coverage.wanted(data), published, coverage.universals(data)))
+        published = coverage.released(releases, arguments.release, lambda asset: api.download(asset["url"]))
+    print(coverage.table(data, coverage.wanted(data), published, coverage.universals(data)))
     return 0
 
 

@@ -21,7 +21,9 @@ BUILT_PLATFORM = PLATFORMS[DEFAULT].tag  # the platform before repair
 VERDICT = ".verdict.json"  # suffix of the test report of a wheel
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 
-_TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
+METADATA = ".metadata"  # suffix of the copy of METADATA beside a wheel
+_NUMBER = r"(?:0|[1-9][0-9]*)"
+_TAG = re.compile(rf"v{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:\.post{_NUMBER}|(?P<candidate>rc{_NUMBER}))?")
 _LABEL = re.compile(r"rocm(?P<rocm>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
 _LABEL_BACKENDS = {"": "ck", "triton": "triton"}
 UNIVERSAL_LABEL = "rocm"
@@ -166,6 +168,13 @@ def labelled(filename: str) -> str:
     """The file name of the universal wheel that belongs to a name without label; every other name unchanged."""
     name = re.sub(r"^([^-]+-[^-]+)-", rf"\1+{UNIVERSAL_LABEL}-", filename)
     return name if unlabelled(name) == filename else filename
+
+
+def owner(asset: str) -> str:
+    """The wheel that a file of a release belongs to: its METADATA, its test report, the wheel without label, itself."""
+    for suffix in (METADATA, VERDICT):
+        asset = asset.removesuffix(suffix)
+    return labelled(asset)
 
 
 def is_unlabelled(filename: str) -> bool:

@@ -107,7 +107,7 @@ def universal_kernel_rows(
     if not universals:
         return []
     image_of = _gpu_rocm(data)
-    wanted = {("ck", NO_ROCM, target): image_of for target in _universal_targets(data, requested)}
+    wanted = {("ck", NO_ROCM, target): image_of for target in published_targets(data, requested)}
     return _kernel_rows(data, wanted)
 
 
@@ -181,7 +181,7 @@ def universal_wheel_rows(
     """One row for each universal wheel. It names no Python, torch, ROCm or backend, because the wheel supports all of
     them.
     """
-    jobs, targets = data.jobs, ";".join(_universal_targets(data, requested)) if universals else ""
+    jobs, targets = data.jobs, ";".join(published_targets(data, requested)) if universals else ""
     return [
         {
             "name": cell_name(claim),
@@ -266,9 +266,17 @@ def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _universal_targets(data: Versions, requested: Sequence[str] | None) -> list[str]:
-    """The targets of the universal wheel, without those that are never published."""
-    return [name for name in targets_of_universal(data, requested) if not CUDA.fullmatch(name)]
+def published_targets(data: Versions, requested: Sequence[str] | None) -> list[str]:
+    """The targets of the universal wheel. Raises BadTarget if all requested ones are NVIDIA GPUs, whose wheels are
+    never published.
+    """
+    built = [name for name in targets_of_universal(data, requested) if not CUDA.fullmatch(name)]
+    if not built:
+        raise BadTarget(
+            f"wheels for NVIDIA GPUs are never published: {', '.join(requested or ())}",
+            remedy="Name AMD targets, such as gfx942, or none for all of them.",
+        )
+    return built
 
 
 def _gpu_rocm(data: Versions) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_interfaces, product, universal
-from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
-from rocm_wheels.matrix.rows import cell_name, confirmed, systems_of
-from rocm_wheels.matrix.targets import universal as universal_targets
+from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, product, universal
+from rocm_wheels.matrix.release_plan import is_there, planned
+from rocm_wheels.matrix.rows import cell_name, confirmed
 from rocm_wheels.matrix.versions import Versions
 
 Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
@@ -44,18 +42,17 @@ def select(
     *,
     only: str = "*",
     event: str = "push",
-    has: Sequence[str] = (),
+    has: Mapping[str, Sequence[str]] = MappingProxyType({}),
     requested: Sequence[str] | None = None,
 ) -> Matrix:
     """The combinations of all platforms that are on and whose backend is ready, in ascending order, and the universal
     wheels.
 
     Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of that
-    version, such as 2.8.3.post2. only: a glob over `cell_name`. A pull request gets the oldest and the newest
-    combination without an uncertain fact, and the universal wheel of the newest flash-attn. has: names of published
-    files; a combination is left out if its wheel, test report and wheels of interfaces are among them, for a universal
-    wheel on every system that has one of the GPU targets `requested` (default, all). Raises DataError if the glob
-    matches nothing.
+    version, such as 2.8.3.post2. only: as in `matches`. A pull request gets the oldest and the newest
+    combination without an uncertain fact, and the universal wheel of the newest flash-attn. has: stem of a wheel in
+    the release -> its GPU targets; a combination is left out if all its planned wheels are there, for every requested
+    target. Raises DataError if the glob matches nothing.
     """
     universals: list[Universal] = []
     cells: list[Cell] = []
@@ -73,7 +70,7 @@ def select(
                 remedy="Take versions that exist together (rocm_wheels/versions.toml), or switch it off: False.",
             )
         unavailable = [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
-        left_out += [(name, why) for name, why in unavailable if fnmatch.fnmatchcase(name, only)]
+        left_out += [(name, why) for name, why in unavailable if matches(name, only)]
         if "ck" in wanted["backend"] and data.backends["ck"].ready:
             universals += [universal(data, name) for version in wanted["flash_attn"] for name in _names(data, version)]
         for cell in found:
@@ -82,8 +79,8 @@ def select(
             else:
                 left_out.append((cell_name(cell), f"the {cell.backend} backend is not ready (versions.toml)"))
     cells.sort()
-    matching = [cell for cell in cells if fnmatch.fnmatchcase(cell_name(cell), only)]
-    universals = [each for each in dict.fromkeys(universals) if fnmatch.fnmatchcase(cell_name(each), only)]
+    matching = [cell for cell in cells if matches(cell_name(cell), only)]
+    universals = [each for each in dict.fromkeys(universals) if matches(cell_name(each), only)]
     if cells and not (matching or universals):
         raise DataError(
             f"no combination matches {only!r}",
@@ -93,17 +90,9 @@ def select(
         sample = confirmed(data, matching, lambda cell: (cell.torch, cell.rocm))
         matching = list(dict.fromkeys((sample[0], sample[-1]))) if sample else []
         universals = [each for each in universals if each.flash_attn == data.flash_attn[-1]]
-    there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
-    interfaces = {names.stem(name) for name in has if names.is_interface(name)}
-
-    universal_systems = systems_of(data, universal_targets(data, requested))
 
     def released(claim: Claim) -> bool:
-        systems = universal_systems if isinstance(claim, Universal) else (PLATFORMS[DEFAULT],)
-        if not there.issuperset(names.stem(names.wheel_name(claim, system.tag)) for system in systems):
-            return False
-        wanted = data.interfaces.values() if has_interfaces(data, claim) else ()
-        return all(names.stem(names.interface_wheel_name(each, claim)) in interfaces for each in wanted)
+        return bool(has) and all(is_there(wheel, has) for wheel in planned(data, [claim], requested))
 
     claims: list[Claim] = [*universals, *matching]
     left_out += [(cell_name(claim), "already released") for claim in claims if released(claim)]
@@ -112,6 +101,11 @@ def select(
         left_out=tuple(left_out),
         universals=tuple(each for each in universals if not released(each)),
     )
+
+
+def matches(name: str, only: str) -> bool:
+    """Whether the name of a combination matches one of the globs in `only`, which stand between semicolons."""
+    return any(fnmatch.fnmatchcase(name, glob.strip()) for glob in only.split(";"))
 
 
 def _names(data: Versions, version: str) -> list[str]:

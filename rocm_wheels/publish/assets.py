@@ -13,9 +13,8 @@ from typing import IO, Any
 
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.names import METADATA, VERDICT
 from rocm_wheels.publish import admission, catalogue, parts
-from rocm_wheels.publish.catalogue import METADATA
 from rocm_wheels.publish.directory import Directory
 from rocm_wheels.publish.directory import read as read_directory
 from rocm_wheels.wheel import contents, rewrite

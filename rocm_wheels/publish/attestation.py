@@ -1,6 +1,6 @@
 """Checks that this repository's workflows built the wheels and the crate at the release's commit.
 
-GitHub signs an attestation of the run that builds and tests them. `gh attestation verify` checks it.
+A job of its own signs them, after the jobs that build and test. `gh attestation verify` checks the attestation.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from rocm_wheels.matrix import names
 _SECONDS = 120
 
 
-def check(dist: Path, *, repository: str, commit: str, workflow: str, crate_workflow: str | None = None) -> list[str]:
+def check(dist: Path, *, repository: str, commit: str, workflow: str) -> list[str]:
     """The names of the wheels and the crate in `dist`. Raises PublishFailed, with gh's message, for a file without
     attestation.
 
-    The wheels must be signed by the workflow file `workflow` and the crate by `crate_workflow`, on a runner that GitHub
-    hosts. Kernel stores are members of the wheels (publish/parts.py), and a wheel without its label is derived from the
-    wheel with it (publish/assets.py).
+    They must be signed by the workflow file `workflow`, on a runner that GitHub hosts. Kernel stores are members of the
+    wheels (publish/parts.py), and a wheel without its label is derived from the wheel with it (publish/assets.py).
     """
-    crates = sorted(dist.glob("*.crate"))
-    if crates and crate_workflow is None:
-        raise PublishFailed(
-            f"nothing says who built {crates[0].name}",
-            remedy="Give --crate-attested-by .github/workflows/build.yml, or move the crate away.",
-        )
     wheels = sorted(path for path in dist.glob("*.whl") if not names.is_unlabelled(path.name))
-    wanted = [(path, workflow) for path in wheels]
-    wanted += [(path, str(crate_workflow)) for path in crates]
-    for path, signer in wanted:
-        _verify(path, repository=repository, commit=commit, workflow=signer)
-    return [path.name for path, _ in wanted]
+    signed = [*wheels, *sorted(dist.glob("*.crate"))]
+    for path in signed:
+        _verify(path, repository=repository, commit=commit, workflow=workflow)
+    return [path.name for path in signed]
 
 
 def _verify(path: Path, *, repository: str, commit: str, workflow: str) -> None:

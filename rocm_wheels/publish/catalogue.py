@@ -14,8 +14,9 @@ from urllib.parse import quote, unquote
 from packaging.version import InvalidVersion, Version
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
-from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix import names, release_plan
+from rocm_wheels.matrix.names import METADATA, VERDICT
+from rocm_wheels.matrix.release_plan import FILE, ReleasePlan, lacking
 from rocm_wheels.publish.links import (
     InterfaceWheel,
     Link,
@@ -29,7 +30,6 @@ from rocm_wheels.publish.links import (
 from rocm_wheels.wheel import verdict
 from rocm_wheels.wheel.verdict import Verdict
 
-METADATA = ".metadata"
 _FETCHES = 8
 _FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # fields of a release that are read
 
@@ -73,6 +73,7 @@ def from_releases(
     with ThreadPoolExecutor(_FETCHES) as pool:
         links = list(pool.map(lambda one: _released(fetch, one, yanked, problems), found))
     links = _without_newer_builds([_withdrawn(link, withdrawn or {}) for link in links])
+    links = _without_smaller_builds(links)
     wheels = [link for link in links if isinstance(link, Wheel)]
     interfaces = [link for link in links if isinstance(link, InterfaceWheel)]
     others = [link for link in links if not isinstance(link, (Wheel, InterfaceWheel))]
@@ -85,6 +86,14 @@ def from_releases(
         unverified=tuple(sorted(others, key=lambda link: link.name)),
         problems=tuple(sorted(problems)),
     )
+
+
+def plan_of(release: Mapping[str, Any], fetch: Fetch) -> ReleasePlan | None:
+    """The plan in a release as GitHub's API describes it; None if it has none. Raises DataError for another file."""
+    for asset in release["assets"]:
+        if asset["name"] == FILE and asset["state"] == "uploaded":
+            return release_plan.parse(f"{FILE} of {release['tag_name']}", fetch(asset))
+    return None
 
 
 def newest(wheels: Iterable[Wheel]) -> list[Wheel]:
@@ -238,6 +247,20 @@ def _without_newer_builds(links: Sequence[Link]) -> list[Link]:
             link = replace(link, listed=False, yanked=link.yanked or f"{top.name} of release {top.release} is newer")
         found.append(link)
     return found
+
+
+def _without_smaller_builds(links: Sequence[Link]) -> list[Link]:
+    """The links. A build that lacks a GPU of a build with a lower number is unlisted, because installers prefer it."""
+    wheels = [link for link in links if isinstance(link, Wheel) and link.listed and link.yanked is None]
+    stems: dict[str, list[Wheel]] = {}
+    for wheel in wheels:
+        stems.setdefault(names.stem(wheel.name), []).append(wheel)
+    reasons = {}
+    for wheel in wheels:
+        for other in stems[names.stem(wheel.name)]:
+            if other.build < wheel.build and (less := lacking(wheel.targets, other.targets)):
+                reasons[wheel.name] = f"{other.name} of release {other.release} also serves {', '.join(less)}"
+    return [replace(link, listed=False, yanked=reasons[link.name]) if link.name in reasons else link for link in links]
 
 
 def _flat(content: object) -> Iterator[Any]:

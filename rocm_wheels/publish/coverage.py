@@ -15,15 +15,19 @@ from rocm_wheels.matrix import advice_facts, names
 from rocm_wheels.matrix.cells import Cell, Universal, product
 from rocm_wheels.matrix.names import ParsedWheel
 from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS, Platform
-from rocm_wheels.matrix.rows import systems_of
+from rocm_wheels.matrix.release_plan import lacking
+from rocm_wheels.matrix.rows import row_targets, systems_of
 from rocm_wheels.matrix.select import select
+from rocm_wheels.matrix.targets import universal as targets_of_universal
 from rocm_wheels.matrix.versions import Target, Versions
 from rocm_wheels.package_modules import single_file
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import catalogue, figures, hardware, products
+from rocm_wheels.publish.catalogue import Fetch
 from rocm_wheels.publish.hardware import Run
 from rocm_wheels.publish.templates import render
 from rocm_wheels.tables import version_key
+from rocm_wheels.wheel import verdict
 
 PUBLISHED = Path("docs/published.json")
 VERSIONS_PAGE = Path("docs/versions.md")
@@ -78,25 +82,51 @@ def matrix_of(matrix_file: Path = ROOT / "create_matrix.py") -> Mapping[str, Seq
     return matrix
 
 
-def released(releases: Iterable[Mapping[str, Any]], tag: str | None) -> list[str]:
-    """The names of our wheels in the release of that tag, or in all final releases. Raises DataError if there is no
-    such release.
+def released(releases: Iterable[Mapping[str, Any]], tag: str | None, fetch: Fetch) -> dict[str, Sequence[str]]:
+    """File name -> GPU targets of our wheels in the release of that tag, or in all final releases. fetch: returns the
+    bytes of an asset. Raises DataError if there is no such release.
     """
-    if tag is None:
-        found = catalogue.final(releases)
-    else:
-        found = [release for release in releases if release["tag_name"] == tag]
-        if not found:
-            raise DataError(f"there is no release {tag}", remedy="See `gh release list`.")
-    assets = [asset["name"] for release in found for asset in release["assets"] if asset["state"] == "uploaded"]
-    return [name for name in assets if names.is_wheel(name)]
+    releases = list(releases)
+    counted = catalogue.final(releases) if tag is None else [each for each in releases if each["tag_name"] == tag]
+    if tag is not None and not counted:
+        raise DataError(f"there is no release {tag}", remedy="See `gh release list`.")
+    wheels: dict[str, Sequence[str]] = {}
+    for release in counted:
+        wheels |= _targets(release, fetch)
+        plan = catalogue.plan_of(release, fetch)
+        for planned in plan.wheels if plan is not None else ():
+            origin = [each for each in releases if each["tag_name"] == planned.unchanged_in]
+            earlier = {name: targets for each in origin for name, targets in _targets(each, fetch).items()}
+            wheels |= {name: targets for name, targets in earlier.items() if names.stem(name) == planned.stem}
+    return wheels
 
 
-def table(cells: Sequence[Cell], published: Sequence[str], universal: Sequence[tuple[Universal, Platform]] = ()) -> str:
+def _targets(release: Mapping[str, Any], fetch: Fetch) -> dict[str, Sequence[str]]:
+    """File name -> GPU targets of the wheels in a release: by its plan, by test reports if it has none."""
+    there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
+    wheels = [name for name in there if names.is_wheel(name)]
+    if (plan := catalogue.plan_of(release, fetch)) is not None:
+        return {name: plan.by_stem[names.stem(name)].targets for name in wheels if plan.holds(name)}
+    reports = {name: there[name + names.VERDICT] for name in wheels if name + names.VERDICT in there}
+    return {name: verdict.parse(report["name"], fetch(report)).targets for name, report in reports.items()}
+
+
+def table(
+    versions: Versions,
+    cells: Sequence[Cell],
+    published: Mapping[str, Sequence[str]],
+    universal: Sequence[tuple[Universal, Platform]] = (),
+) -> str:
     """A table of published against wanted wheels: a row per ROCm and torch, a column per backend and flash-attn; then a
     line for the universal wheels of each system.
+
+    published: file name -> GPU targets. A wheel that lacks a wanted target does not count.
     """
-    there = {_place(names.parse(name)) for name in published}
+    needed = {_place(cell): row_targets(versions, cell, None) for cell in cells}
+    for claim, system in universal:
+        needed[_universal_place(claim, system)] = targets_of_universal(versions, None, platform=system.name)
+    lacks = {name: lacking(published[name], needed.get(_place(names.parse(name)), ())) for name in published}
+    there = {_place(names.parse(name)) for name in published if not lacks[name]}
     rows = sorted(
         {(cell.rocm, cell.torch) for cell in cells}, key=lambda row: (version_key(row[0]), version_key(row[1]))
     )
@@ -116,14 +146,15 @@ def table(cells: Sequence[Cell], published: Sequence[str], universal: Sequence[t
     commands = {_place(cell): f"{cell} --backend {cell.backend}" for cell in cells}
     systems: dict[str, dict[tuple[str, ...], str]] = {}
     for claim, system in universal:
-        place = (claim.flash_attn, claim.python, "", "", system.backends[0], system.name)
-        systems.setdefault(system.name, {})[place] = f"{claim} --platform {system.name}"
+        command = f"{claim} --platform {system.name}"
+        systems.setdefault(system.name, {})[_universal_place(claim, system)] = command
     for name, own in systems.items():
         text.append(f"universal wheels for {name.capitalize()}: {len(own.keys() & there)} of {len(own)}")
         commands |= own
     missing = [command for place, command in commands.items() if place not in there]
     text += ["", f"{len(commands) - len(missing)} of {len(commands)} wanted wheels are published"]
     text += [f"missing  ./build_rocm.sh {command}" for command in missing]
+    text += [f"part     {name} lacks {', '.join(lacks[name])}" for name in sorted(published) if lacks[name]]
     text += [f"beside   {name}" for name in sorted(published) if _place(names.parse(name)) not in commands]
     return "\n".join(text)
 
@@ -144,13 +175,21 @@ def load(path: Path) -> list[Published]:
 
 def from_site(path: Path) -> list[Published]:
     """The wheels in a site's metadata.json without yanked wheels."""
+    kept = [Published(name=wheel["name"], ran_on=wheel["verdict"]["ran_on"]) for wheel in _on_site(path)]
+    return sorted(kept, key=lambda wheel: wheel.name)
+
+
+def targets_on_site(path: Path) -> dict[str, Sequence[str]]:
+    """File name -> GPU targets of the wheels in a site's metadata.json without yanked wheels."""
+    return {wheel["name"]: wheel["targets"] for wheel in _on_site(path)}
+
+
+def _on_site(path: Path) -> list[Any]:
     try:
-        wheels = json.loads(path.read_text(encoding="utf-8"))["wheels"]
-        kept = [wheel for wheel in wheels if wheel["yanked"] is None]
-        return sorted(
-            (Published(name=wheel["name"], ran_on=wheel["verdict"]["ran_on"]) for wheel in kept),
-            key=lambda wheel: wheel.name,
-        )
+        wheels = [wheel for wheel in json.loads(path.read_text(encoding="utf-8"))["wheels"] if wheel["yanked"] is None]
+        for wheel in wheels:
+            wheel["name"], wheel["targets"], wheel["verdict"]["ran_on"]
+        return wheels
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no metadata.json of a site: {error}") from error
 
@@ -298,3 +337,7 @@ def _place(wheel: Cell | ParsedWheel) -> tuple[str, ...]:
     """The fields that a Cell and a parsed name have in common, and the system."""
     system = "windows" if isinstance(wheel, ParsedWheel) and PLATFORMS["windows"].tag in wheel.platforms else DEFAULT
     return wheel.flash_attn, wheel.python, wheel.torch_minor, wheel.rocm, wheel.backend, system
+
+
+def _universal_place(claim: Universal, system: Platform) -> tuple[str, ...]:
+    return claim.flash_attn, claim.python, "", "", system.backends[0], system.name

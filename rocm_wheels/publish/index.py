@@ -23,11 +23,12 @@ from packaging.utils import canonicalize_name
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import advice_facts, names
+from rocm_wheels.matrix.names import METADATA
 from rocm_wheels.matrix.platforms import PLATFORMS
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import answers, hardware, products, which
-from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
+from rocm_wheels.publish.catalogue import Catalogue, newest
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import UNLABELLED, Link, UnlabelledWheel, Wheel, unlabelled_link
 from rocm_wheels.publish.templates import TEMPLATES, render

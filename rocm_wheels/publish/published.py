@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.release_plan import ReleasePlan
 from rocm_wheels.wheel.numbering import REMEDY, PublicWheel
 
 if TYPE_CHECKING:
+    from rocm_wheels.publish.catalogue import Catalogue
     from rocm_wheels.publish.github import GitHub
 
 
-def files(path: Path) -> list[str]:
-    """Names of the files in a list that `published` has written. Raises DataError for another file."""
+def there(path: Path) -> dict[str, list[str]]:
+    """Stem -> GPU targets of the wheels in a release, from a list that `published` has written. Raises DataError for
+    another file.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [str(name) for name in content["files"]]
+        return {str(stem): [str(target) for target in targets] for stem, targets in content["there"].items()}
     except OSError as error:
         raise DataError(f"--missing {path}: {error.strerror}", remedy=REMEDY) from error
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} does not describe a release: {error!r}",
             remedy=REMEDY,
@@ -41,31 +46,75 @@ def check_open(path: Path) -> None:
 
 
 def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
-    """The valid files in the release of a tag, and all public wheels of the other releases.
+    """The wheels that the release of a tag holds of its plan, and the public wheels that give build numbers.
 
-    A wheel of the tag counts only with a test report of success, for these bytes and this commit.
+    Those are the wheels of all other releases, and the wheels of the tag that a fuller build of the plan replaces.
     """
-    from rocm_wheels.publish import catalogue
+    from rocm_wheels.publish import plans
 
-    good: list[str] = []
+    public = public_wheels(api, but=tag)
+    held: dict[str, Sequence[str]] = {}
     immutable = False
     for release in api.releases():
         if release["tag_name"] != tag:
             continue
         immutable |= not release["draft"] and bool(release.get("immutable"))
-        there = {asset["name"]: asset for asset in api.assets(release["id"]) if asset["state"] == "uploaded"}
-        fields = {**release, "assets": list(there.values())}
-        found = catalogue.from_releases([fields], lambda asset: api.download(asset["url"]), {})
-        wheels = [wheel.name for wheel in found.wheels if wheel.verdict.commit == commit]
-        good += [name for name in there if not name.endswith(".whl") or name in wheels]
-        good += [each.name for each in found.interfaces]
-    public = public_wheels(api, but=tag)
+        fields = {**release, "assets": list(api.assets(release["id"]))}
+        found = wheels_in(api, fields)
+        plan = plans.of_fields(api, fields, commit)
+        held |= held_wheels(found, plan, commit, digests(public))
+        if plan is not None:
+            held |= {each.stem: each.targets for each in plan.wheels if each.unchanged_in}
+            public += [wheel for wheel in own_public(release, found) if wheel.build < plan.build_of(wheel.stem)]
     return {
         "tag": tag,
         "commit": commit,
         "immutable": immutable,
-        "files": sorted(good),
+        "there": {stem: list(held[stem]) for stem in sorted(held)},
         "wheels": [vars(wheel) for wheel in sorted(public, key=lambda wheel: wheel.name)],
+    }
+
+
+def wheels_in(api: GitHub, fields: Mapping[str, Any]) -> Catalogue:
+    """The wheels of one release, also of a draft."""
+    from rocm_wheels.publish import catalogue
+
+    return catalogue.from_releases([fields], lambda asset: api.download(asset["url"]), {})
+
+
+def held_wheels(
+    found: Catalogue, plan: ReleasePlan | None, commit: str, elsewhere: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Stem -> GPU targets of the wheels that a release holds of its plan.
+
+    A wheel counts with a test report of success for these bytes and this commit, and unless another release has other
+    bytes under its name. elsewhere: name -> sha256 of the wheels of other releases.
+    """
+    targets = {wheel.name: wheel.verdict.targets for wheel in found.wheels if wheel.verdict.commit == commit}
+    targets |= {each.name: () for each in found.interfaces}
+    shas = {each.name: each.sha256 for each in (*found.wheels, *found.interfaces)}
+    return {
+        names.stem(name): each
+        for name, each in targets.items()
+        if elsewhere.get(name, shas[name]) == shas[name] and (plan is None or plan.holds(name))
+    }
+
+
+def digests(public: Sequence[PublicWheel]) -> dict[str, str]:
+    """Name -> sha256."""
+    return {wheel.name: wheel.sha256 for wheel in public}
+
+
+def public_digests(api: GitHub, *, but: str) -> dict[str, str]:
+    """Name -> sha256 of the wheels in all public releases except the release of that tag, as GitHub lists them now."""
+    from rocm_wheels.publish.catalogue import asset_sha256
+
+    return {
+        asset["name"]: digest
+        for release in api.releases()
+        if not release["draft"] and release["tag_name"] != but
+        for asset in release["assets"]
+        if (names.is_wheel(asset["name"]) or names.is_interface(asset["name"])) and (digest := asset_sha256(asset))
     }
 
 
@@ -78,16 +127,28 @@ def public_wheels(api: GitHub, *, but: str) -> list[PublicWheel]:
     ]
     finals = {release["tag_name"] for release in catalogue.final(releases)}
     found = catalogue.from_releases(releases, lambda asset: api.download(asset["browser_download_url"]), {})
+    return _public(found, finals)
+
+
+def own_public(release: Mapping[str, Any], found: Catalogue) -> list[PublicWheel]:
+    """The wheels of a release if it is public. A new build of one of them needs the next number."""
+    return [] if release["draft"] else _public(found, finals=())
+
+
+def _public(found: Catalogue, finals: Collection[str]) -> list[PublicWheel]:
     tested: dict[str, str] = {}
     for wheel in found.wheels:
         tested.update(wheel.verdict.beside)
     contents = {wheel.name: wheel.verdict.contents for wheel in found.wheels} | tested
+    targets = {wheel.name: wheel.verdict.targets for wheel in found.wheels}
     return [
         PublicWheel(
             name=link.name,
             sha256=link.sha256,
             contents=contents.get(link.name, ""),
             final=link.release in finals,
+            targets=targets.get(link.name, ()),
+            release=link.release,
         )
         for link in (*found.wheels, *found.interfaces, *found.unverified)
     ]

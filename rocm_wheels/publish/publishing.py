@@ -10,9 +10,10 @@ from typing import Any
 
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import names
-from rocm_wheels.publish import assets, catalogue, notes, published, yanks
+from rocm_wheels.matrix.release_plan import FILE
+from rocm_wheels.publish import assets, catalogue, notes, plans, published, yanks
 from rocm_wheels.publish.assets import SUMS, Asset
-from rocm_wheels.publish.catalogue import METADATA
+from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.directory import Directory
 from rocm_wheels.publish.github import GitHub
 from rocm_wheels.publish.links import Wheel
@@ -31,8 +32,12 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     """
     directory, wanted = assets.collect(dist, commit=commit)
     wheels = directory.wheels
+    own, public = plans.of_directory(directory, tag, commit), published.public_wheels(api, but=tag)
+    plans.check_targets(own, public)
+    unchanged = _unchanged(directory, wanted, public, say)
+    own = own.unchanged({names.stem(name): release for name, release in unchanged.items()})
+    kept = set(unchanged)
     release = Release(api, tag, commit, say)
-    kept = _unchanged(directory, wanted, published.public_wheels(api, but=tag), say)
     listing = release.without_leftovers()
     if not release.draft:
         kept |= _public_packings(listing, wanted, say)
@@ -46,15 +51,17 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
         for wheel in wheels
         if wheel.name not in kept and (name := wheel.name + names.VERDICT)
     }
-    sent = [reports.get(asset.name, asset) for asset in wanted if _owner(asset.name) not in kept]
+    sent = [reports.get(asset.name, asset) for asset in wanted if names.owner(asset.name) not in kept]
     wanted = [asset for asset in sent if asset is not None]
-    if not listing and not any(asset.name.endswith(".whl") for asset in wanted):
+    if not listing.keys() - {FILE} and not any(asset.name.endswith(".whl") for asset in wanted):
         release.drop_empty_draft()
         say(f"nothing is new since the last release: {tag} needs no wheels, and no release")
         return ""
     say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
     release.check(wanted, listing)
-    assets.check_count([*listing, *by_name])
+    assets.check_count([*listing, *by_name, FILE])
+    known = plans.held(release, listing) is not None
+    listing = plans.drop_leftovers(release, plans.write(release, own), release.listing(), known=known)
     try:
         for number, asset in enumerate(wanted, start=1):
             say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
@@ -68,11 +75,13 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     # Over everything in the release, not only this directory, because wheels may have been added later.
     say(f"{SUMS}\n  {release.write_sums(wanted)}")
     say(f"verified: {len(wanted) + 1} assets, by size and sha256")
-    count = _write_notes(release, wanted, index_url)
-    release.only()
+    found = _wheels_of(release, wanted)
+    _write_notes(release, found, index_url)
+    release.check_only()
+    plans.check_complete(release, own, found)
     release.publish()
     release.write_sums(wanted)  # another run may have added files between the check and the publication
-    say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {count} in it")
+    say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {len(found.wheels)} in it")
     return str(release.fields["html_url"])
 
 
@@ -82,8 +91,9 @@ def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
     if commit is None or all(release["tag_name"] != tag for release in api.releases()):
         raise PublishFailed(f"there is no release {tag}", remedy="See `gh release list`.")
     release = Release(api, tag, commit, say)
-    count = _write_notes(release, [], index_url)
-    say(f"notes of {tag}: {count} wheels, {release.fields['html_url']}")
+    found = _wheels_of(release, [])
+    _write_notes(release, found, index_url)
+    say(f"notes of {tag}: {len(found.wheels)} wheels, {release.fields['html_url']}")
 
 
 def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) -> None:
@@ -96,8 +106,12 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
             f"the wheels are of several commits: {', '.join(each or 'unknown' for each in commits)}",
             remedy="Build them all from the commit of the release.",
         )
+    plan = plans.of_directory(directory, tag, (commits or [""])[0])
+    wanted.append(assets.of_bytes(FILE, plan.as_json().encode(), final=False))
     wanted.append(assets.sums({asset.name: asset.sha256 for asset in wanted}))
-    for name, group in groupby(sorted(wanted, key=lambda asset: _owner(asset.name)), lambda asset: _owner(asset.name)):
+    for name, group in groupby(
+        sorted(wanted, key=lambda asset: names.owner(asset.name)), lambda asset: names.owner(asset.name)
+    ):
         own, *beside = sorted(group, key=lambda asset: asset.name != name)
         parts = f" with {', '.join(sorted(asset.name.removeprefix(name) for asset in beside))}" if beside else ""
         say(f"{own.sha256}  {size(sum(asset.size for asset in (own, *beside))):>10}  {name}{parts}")
@@ -106,12 +120,14 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
     say(f"dry run: release {tag} would hold these {len(wanted)} assets, {total}; nothing was sent")
 
 
-def _unchanged(directory: Directory, wanted: Sequence[Asset], public: Sequence[PublicWheel], say: Say) -> set[str]:
-    """The wheels whose contents a final release already has. Raises PublishFailed for a public name with other
-    contents.
+def _unchanged(
+    directory: Directory, wanted: Sequence[Asset], public: Sequence[PublicWheel], say: Say
+) -> dict[str, str]:
+    """Wheel -> tag of the final release that already has its contents. Raises PublishFailed for a public name with
+    other contents.
     """
     known = {wheel.name: wheel for wheel in public}
-    kept = set()
+    kept = {}
     for asset in wanted:
         if (file := directory.files.get(asset.name)) is None or (other := known.get(asset.name)) is None:
             continue
@@ -119,7 +135,7 @@ def _unchanged(directory: Directory, wanted: Sequence[Asset], public: Sequence[P
             continue
         if file.sha256 == other.sha256 or (other.final and file.contents == other.contents):
             say(f"{asset.name}: unchanged, it stays in the release that has it")
-            kept.add(asset.name)
+            kept[asset.name] = other.release
         else:
             raise PublishFailed(
                 f"{asset.name} is published with other content",
@@ -168,32 +184,25 @@ def _with_reports(release: Release, wheel: Wheel, own: Asset, listing: Listing, 
     return own if merged == wheel.verdict else assets.of_bytes(own.name, merged.as_json().encode(), final=False)
 
 
-def _owner(name: str) -> str:
-    """The wheel that an asset belongs to."""
-    for suffix in (METADATA, names.VERDICT):
-        name = name.removesuffix(suffix)
-    return names.labelled(name)
-
-
-def _write_notes(release: Release, wanted: Sequence[Asset], index_url: str) -> int:
-    """Sets name and notes of the release. Returns its number of wheels. Raises PublishFailed if its wheels are of
-    several commits.
-    """
+def _write_notes(release: Release, found: Catalogue, index_url: str) -> None:
+    """Sets name and notes of the release. Raises PublishFailed if its wheels are of several commits."""
     api, tag = release.api, release.tag
-    wheels = _wheels_of(release, wanted)
-    if others := [wheel for wheel in wheels if wheel.verdict.commit != release.commit]:
+    if others := [wheel for wheel in found.wheels if wheel.verdict.commit != release.commit]:
         raise PublishFailed(
             f"release {tag} is of commit {release.commit} and holds {others[0].name} of {others[0].verdict.commit}",
             remedy=f"Delete the draft and start again: gh release delete {tag}",
         )
     page = notes.render(
-        wheels, tag=tag, index_url=index_url, new=api.generated_notes(tag, release.commit), repository=api.repository
+        found.wheels,
+        tag=tag,
+        index_url=index_url,
+        new=api.generated_notes(tag, release.commit),
+        repository=api.repository,
     )
     release.update(name=tag, body=page)
-    return len(wheels)
 
 
-def _wheels_of(release: Release, wanted: Sequence[Asset]) -> list[Wheel]:
+def _wheels_of(release: Release, wanted: Sequence[Asset]) -> Catalogue:
     """All wheels of the release. Files that are in this directory are not downloaded again."""
     local = {asset.name: asset for asset in wanted}
 
@@ -210,4 +219,4 @@ def _wheels_of(release: Release, wanted: Sequence[Asset]) -> list[Wheel]:
         raise PublishFailed(
             "\n".join(found.problems), remedy="Download the wheel, run `verify` on it, and publish both again."
         )
-    return list(found.wheels)
+    return found

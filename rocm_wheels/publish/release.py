@@ -14,6 +14,7 @@ from typing import Any
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.release_plan import FILE
 from rocm_wheels.publish import catalogue, github
 from rocm_wheels.publish.assets import SUMS, Asset, sums
 from rocm_wheels.publish.github import GitHub, Unanswered
@@ -75,7 +76,9 @@ class Release:
             if asset["state"] != "uploaded":
                 del listing[name]
                 now = self.api.asset(asset["id"])
-                if now is not None and now["state"] != "uploaded":
+                if now is not None and now["state"] == "uploaded" and catalogue.asset_sha256(now) is not None:
+                    listing[name] = now
+                elif now is not None and now["state"] != "uploaded":
                     self.say(f"  {name}: an unfinished upload is deleted")
                     self.api.delete_asset(asset["id"])
         for name, asset in list(listing.items()):
@@ -132,7 +135,8 @@ class Release:
                 remedy="Publish it under a new tag; the index joins all releases.",
             )
         started = time.monotonic()
-        if there is not None and there["state"] == "uploaded" and not wanted.final and not self.draft:
+        stays = wanted.name == FILE or (not wanted.final and not self.draft)  # until its successor is there
+        if there is not None and there["state"] == "uploaded" and stays:
             self._swap(wanted, there)
         else:
             self._send(wanted, there)
@@ -193,8 +197,12 @@ class Release:
     def drop_empty_draft(self) -> None:
         """Deletes the draft, unless it is public or holds a file: another run may be filling it."""
         github.settle()
-        if self.still_draft() and not any(True for _ in self.api.assets(self.fields["id"])):
+        if self.still_draft() and not self._files(self.fields["id"]):
             self.api.delete_release(self.fields["id"])
+
+    def _files(self, release: int) -> set[str]:
+        """The names of the files in a release, without its plan, with which every draft begins."""
+        return {asset["name"] for asset in self.api.assets(release)} - {FILE, FILE + _NEXT}
 
     def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
         # A run may delete files that it saw at its start, and files that it uploaded. Other files belong to
@@ -240,8 +248,8 @@ class Release:
         if there["state"] != "uploaded":
             return
         if self.draft:
-            # The sums are rewritten until they match the release, whoever wrote them.
-            if there["id"] not in own and wanted.name.removesuffix(_NEXT) != SUMS:
+            # Sums and plan are rewritten until they match the release, whoever wrote them.
+            if there["id"] not in own and wanted.name.removesuffix(_NEXT) not in (SUMS, FILE):
                 raise PublishFailed(
                     f"{wanted.name} came into the draft of {self.tag} meanwhile, with other contents:"
                     " another run publishes under this tag",
@@ -268,7 +276,7 @@ class Release:
         there = self.fields.get("target_commitish")
         if there == self.commit or not self.draft:
             return
-        if any(True for _ in self.api.assets(self.fields["id"])):
+        if self._files(self.fields["id"]):
             raise PublishFailed(
                 f"the draft of {self.tag} was begun at {there} and holds files, this release is of {self.commit}",
                 remedy=f"Check out {there}, or delete the draft: gh release delete {self.tag}",
@@ -298,24 +306,31 @@ class Release:
                 time.sleep(wait)
         raise PublishFailed(f"no draft of {self.tag} could be made", remedy=AGAIN)
 
-    def only(self) -> dict[str, Any] | None:
-        """The published release of the tag, else the draft that holds files, else the oldest draft.
+    def check_only(self) -> None:
+        """Raises PublishFailed if another draft of the tag remains in place of this one."""
+        if (remaining := self.only()) is None or remaining["id"] != self.fields["id"]:
+            raise PublishFailed(f"another run has made the draft of {self.tag} that remains", remedy=AGAIN)
 
-        An empty draft that was created twice is deleted. Raises PublishFailed if two drafts hold files.
+    def only(self) -> dict[str, Any] | None:
+        """The published release of the tag, else the oldest draft that holds files, else the oldest draft.
+
+        Any other draft goes if it is empty, or if runs of this command made both at the same commit: a run sends its
+        files again. Raises PublishFailed if a person may have filled it.
         """
         found = [release for release in self.api.releases() if release["tag_name"] == self.tag]
-        filled = {release["id"] for release in found if any(True for _ in self.api.assets(release["id"]))}
-        found.sort(key=lambda release: (release["draft"], release["id"] not in filled, release["id"]))
+        files = {release["id"]: self._files(release["id"]) for release in found}
+        found.sort(key=lambda release: (release["draft"], not files[release["id"]], release["id"]))
         for other in found[1:]:
             if not other["draft"]:
                 continue
-            if other["id"] in filled:
+            github.settle()
+            ours = all(FILE in {asset["name"] for asset in self.api.assets(each["id"])} for each in (found[0], other))
+            same = found[0]["target_commitish"] == other["target_commitish"]
+            if self._files(other["id"]) and not (ours and same):
                 raise PublishFailed(
                     f"the drafts {found[0]['id']} and {other['id']} of {self.tag} both hold files",
                     remedy=f"Delete the wrong one: {other['html_url']}",
                 )
-            github.settle()
-            if not any(True for _ in self.api.assets(other["id"])):
-                self.say(f"draft {other['id']} of {self.tag} is there a second time and is deleted")
-                self.api.delete_release(other["id"])
+            self.say(f"draft {other['id']} of {self.tag} is there a second time and is deleted")
+            self.api.delete_release(other["id"])
         return found[0] if found else None

@@ -10,7 +10,9 @@ from typing import Any
 from fake_github import REPOSITORY, TOKEN, Hub
 from wheelhouse import COMMIT
 
-from rocm_wheels.publish import assets, github, publishing
+from rocm_wheels.matrix import release_plan
+from rocm_wheels.matrix.release_plan import FILE
+from rocm_wheels.publish import assets, github, plans, publishing
 
 TAG = "v1.2.3"
 
@@ -25,10 +27,23 @@ def arguments(dist: Path, *more: str) -> list[str]:
     return ["publish", "--tag", TAG, "--dist", str(dist), *more]
 
 
-def expected(dist: Path) -> dict[str, str]:
-    """name -> sha256 of every asset that the release of `dist` must hold."""
-    found = {asset.name: asset.sha256 for asset in assets.collect(dist)[1]}
+def expected(*dists: Path) -> dict[str, str]:
+    """name -> sha256 of every asset that the release of these directories must hold."""
+    plan = release_plan.ReleasePlan(tag=TAG, commit=COMMIT, wheels=())
+    found: dict[str, str] = {}
+    for dist in dists:
+        directory, wanted = assets.collect(dist)
+        plan = plan.joined(plans.of_directory(directory, TAG, COMMIT), public=True)
+        found |= {asset.name: asset.sha256 for asset in wanted}
+    found[FILE] = assets.of_bytes(FILE, plan.as_json().encode(), final=False).sha256
     return {**found, assets.SUMS: assets.sums(found).sha256}
+
+
+def write_plan(directory: Path, dist: Path, tag: str = TAG) -> Path:
+    """Writes the plan of a release that holds the wheels of `dist`."""
+    path = directory / "plan.json"
+    path.write_text(plans.of_directory(assets.collect(dist)[0], tag, COMMIT).as_json(), encoding="utf-8")
+    return path
 
 
 def state(hub: Hub) -> dict[str, Any]:
