@@ -213,3 +213,48 @@ def test_a_crate_and_a_store_that_are_public_stay(hub: Hub, tmp_path: Path) -> N
     fake_parts.crate(tmp_path, COMMIT, **{"src/lib.rs": "// packed by another cargo"})
     publish(hub, tmp_path)
     assert {asset["name"]: asset["digest"] for asset in release["assets"]} == before
+
+
+def dated(report: Verdict, time: str, name: str | None = None) -> Verdict:
+    """The report of a GPU at a time, by another name of the device; "" for a GPU without a name."""
+    details = {**report.gpu.details, "time": time, "run": ""}
+    if name is not None:
+        details["devices"] = [{"name": name, "target": MI300X["target"]}] if name else []
+    return replace(report, stages={**report.stages, GPU: replace(report.gpu, details=details)})
+
+
+@pytest.mark.parametrize("name", [None, "", "Instinct MI300X", "AMD Instinct MI300X VF", "AMD Radeon Graphics"])
+def test_the_newest_report_of_a_gpu_wins(tmp_path: Path, name: str | None) -> None:
+    """In both orders, whatever the driver called the GPU that failed. An older pass erases no newer failure."""
+    wheel = wheelhouse.write(tmp_path, CELL)
+    failed = replace(report_of(wheel, MI300X, FAILED), failures=("test_gpu.py::test_x", "test_import.py::test_y"))
+    passed = report_of(wheel, MI300X)
+    for times, ok in ((("2026-11-01", "2026-11-02"), True), (("2026-11-02", "2026-11-01"), False)):
+        old, new = dated(failed, times[0], name), dated(passed, times[1])
+        if name is not None and not ok:
+            new = dated(passed, times[1], name)  # a failure of the GPU whose pass has this name
+        for merged in (old.with_reports_of(new), new.with_reports_of(old)):
+            assert (merged.gpu.status == PASSED) is ok
+            assert ("test_gpu.py::test_x" in merged.failures) is not ok
+            assert verdict.parse("x", merged.as_json().encode()) == merged
+
+
+def test_a_pass_of_another_gpu_answers_no_failure(tmp_path: Path) -> None:
+    wheel = wheelhouse.write(tmp_path, CELL)
+    failed = dated(report_of(wheel, MI300X, FAILED), "2026-11-01")
+    for other in (
+        dated(report_of(wheel, W7900), "2026-11-02"),
+        dated(report_of(wheel, MI300X), "2026-11-02", "MI325X"),
+    ):
+        assert not failed.with_reports_of(other).ok
+    nameless = dated(failed, "2026-11-01", "")
+    assert not nameless.with_reports_of(dated(report_of(wheel, H200), "2026-11-02")).ok, "it was an AMD GPU"
+
+
+def test_a_report_of_a_gpu_has_its_time_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_RUN_ID", "1234")
+    monkeypatch.setenv("GITHUB_RUN_ATTEMPT", "2")
+    test = {"file": "test_gpu.py", "outcome": PASSED, "seconds": 1.0, "properties": {}, "name": "x", "reason": ""}
+    details = verdict.tested_stages({"tests": [test], "devices": [MI300X]}, "")[GPU].details
+    assert details["run"] == "00000000000000001234.0002"
+    assert str(details["time"]).endswith("+00:00")

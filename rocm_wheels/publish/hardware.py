@@ -21,7 +21,7 @@ from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import report as reports
 from rocm_wheels.publish.report import REMEDY
 from rocm_wheels.schema import ListSchema, ObjectSchema, number, problems, shown, text
-from rocm_wheels.wheel import contents
+from rocm_wheels.wheel import contents, gpus
 from rocm_wheels.wheel.contents import WheelFile
 
 RUNS = Path("docs/hardware.json")
@@ -157,8 +157,9 @@ def unanswered(runs: Iterable[Run]) -> list[Run]:
     runs = sorted(runs, key=lambda each: each.date, reverse=True)
 
     def answers(run: Run, failed: Run) -> bool:
-        same = (run.device, run.override, run.torch) == (failed.device, failed.override, failed.torch)
-        return run.ok and same and run.date > failed.date
+        same = (run.override, run.torch) == (failed.override, failed.torch)
+        newer, older = (gpus.named(each.device, each.target) for each in (run, failed))
+        return run.ok and same and run.date > failed.date and gpus.answers(newer, older)
 
     return [failed for failed in runs if not failed.ok and not any(answers(run, failed) for run in runs)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from rocm_wheels.errors import DataError, writing_to
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.matrix.platforms import platform_of
+from rocm_wheels.wheel import gpus
 from rocm_wheels.wheel.contents import WheelFile
 
 PASSED = "passed"
@@ -47,7 +50,6 @@ _OPTIONAL = {"linux": (GPU,), "windows": tuple(TESTED)}
 # `python -m flash_attn.selftest`, which runs if a GPU is required.
 SELFTEST = "selftest"
 WINDOWS = "on Windows"  # what wheel_tests/on_windows.py saw; only in the report of a wheel for Windows
-NAMELESS = "a GPU without a name"  # a GPU whose tests failed before they named it
 # The universal wheel is tested with more combinations, one stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
@@ -114,6 +116,12 @@ class GpuReport:
     @property
     def ok(self) -> bool:
         return not self.failures and all(stage.status != FAILED for stage in self.stages.values())
+
+    @property
+    def when(self) -> tuple[str, str]:
+        """The time of the report and its run, to compare with other reports; empty texts in a report without them."""
+        details = self.stages[GPU].details if GPU in self.stages else {}
+        return str(details.get("time", "")), str(details.get("run", ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,29 +196,42 @@ class Verdict:
         """This report, with the GPU reports of another report of the same file.
 
         A report is replaced by a newer report of the same GPU alone: neither "not run" nor another GPU answers a
-        failure. Benchmarks and the run on Windows of `other` stay if this report has none.
+        failure. Of two reports with the same time this one counts. Benchmarks and the run on Windows of `other` stay if
+        this report has none.
         """
         if other.sha256 != self.sha256:
             return self
-        merged = self
-        if other.met_gpu and not self.met_gpu:
-            own = other._own_report()
-            failures = tuple(name for name in own.failures if name not in self.failures)
-            merged = replace(self, stages={**self.stages, **own.stages}, failures=self.failures + failures)
+        reports = other.gpu_reports
+        for name, report in self.gpu_reports.items():
+            if name not in reports or report.when >= reports[name].when:
+                reports[name] = report
+        kept = {
+            name: report
+            for name, report in reports.items()
+            if not any(gpus.answers(newer, name) and reports[newer].when > report.when for newer in reports)
+        }
+        own = [name for name in (*self._own_gpus(), *other._own_gpus(), *kept) if name in kept]
+        merged = self._with_report(kept[own[0]]) if own else self
         if WINDOWS in other.stages and WINDOWS not in self.stages:
             merged = replace(merged, stages={**merged.stages, WINDOWS: other.stages[WINDOWS]})
-        known = {**other.gpu_reports, **self.gpu_reports}
         own_gpus = merged._own_gpus()
-        gpus = {name: report for name, report in known.items() if name not in own_gpus}
+        others = {name: report for name, report in kept.items() if name not in own_gpus}
         benchmarks = other.benchmarks if self.benchmarks is None else self.benchmarks
-        return replace(merged, gpus=gpus, benchmarks=benchmarks)
+        return replace(merged, gpus=others, benchmarks=benchmarks)
+
+    def _with_report(self, report: GpuReport) -> Verdict:
+        """This report with the stages and failures of one GPU in place of its own GPU."""
+        failures = [name for name in self.failures if name not in self._own_report().failures]
+        stages = {name: stage for name, stage in self.stages.items() if name not in (GPU, SELFTEST)}
+        added = [name for name in report.failures if name not in failures]
+        return replace(self, stages={**stages, **report.stages}, failures=(*failures, *added))
 
     def _own_gpus(self) -> tuple[str, ...]:
         """The names of the GPUs of the machine that ran the GPU stage in `stages`."""
         if not self.met_gpu:
             return ()
         devices = self.gpu.details.get("devices", [])
-        return tuple(dict.fromkeys(f"{device['name']} ({device['target']})" for device in devices)) or (NAMELESS,)
+        return tuple(dict.fromkeys(gpus.named(each["name"], each["target"]) for each in devices)) or (gpus.NAMELESS,)
 
     def _own_report(self) -> GpuReport:
         stages = {name: stage for name, stage in self.stages.items() if name in (GPU, SELFTEST)}
@@ -283,12 +304,19 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
     if errors:
         details["worst error"] = errors
     if name == GPU:
-        details["devices"] = report["devices"]
+        details |= {"devices": report["devices"], **_when()}
     if FAILED in outcomes:
         return Stage(status=FAILED, seconds=seconds, details=details)
     if PASSED in outcomes:
         return Stage(status=PASSED, seconds=seconds, details=details)
     return Stage.not_run(next((test["reason"] for test in tests if test["reason"]), "no test was collected"))
+
+
+def _when() -> dict[str, str]:
+    """The time in UTC, and the run of the workflow with its attempt, padded so that texts compare as numbers do."""
+    number = [os.environ.get(name, "") for name in ("GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")]
+    time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"time": time, "run": f"{number[0]:0>20}.{number[1]:0>4}" if all(number) else ""}
 
 
 def read(path: Path) -> Verdict:
@@ -410,6 +438,7 @@ def _is_stage(entry: object) -> bool:
         and _NUMBER(entry.get("seconds", 0))
         and _is_table(details.get("worst error", {}), _NUMBER)
         and all(_TEXT(name) for name in details)
+        and all(_TEXT(details.get(name, "")) for name in ("time", "run"))
         and isinstance(devices, list)
         and all(isinstance(device, dict) for device in devices)
         and all(_DEVICE(device.get("name")) and _TARGET(device.get("target")) for device in devices)
