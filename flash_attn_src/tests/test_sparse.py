@@ -175,7 +175,12 @@ def test_lists_on_an_amd_gpu(target: str) -> None:
     sq, sk, block = 300, 900, (64, 128)
     q, k = torch.zeros(1, sq, 2, 64), torch.zeros(1, sk, 2, 64)
     call = attention_call(q, k, k, softmax_scale=1.0, window_size=(90, 400))
-    call.options.mask = Mask(BlockMask(_mask(1, 2, (sq, sk), block, 0.4).seen.cpu(), block))
+    call.options.mask = Mask(
+        BlockMask(_mask(1, 2, (sq, sk), block, 0.7).seen.cpu(), block),
+        torch.stack([torch.zeros(sq), 3 * torch.arange(sq), torch.full((sq,), 700), torch.full((sq,), 800)], -1)
+        .view(1, 1, sq, 2, 2).int(),
+        torch.arange(sq)[None].int() // 200, torch.arange(sk)[None].int() // 400,
+    )  # fmt: skip
     for by_keys in (False, True):
         wanted = lists.lists_of(call, 128, 64, by_keys=by_keys)[0]
         with gpu.pretend(target) as launched:

@@ -22,10 +22,16 @@ _STEP = tl.constexpr(16)
 
 
 @triton.jit
-def _in_blocks(p_seen, stride, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, real):
-    """(whether a block of each tile is visible, whether every block of it is), int1 [TILES] both."""
-    some, whole = first_m < 0, first_m >= 0  # [TILES] both
-    for r in tl.range(0, block_m, _PIECE):
+def _in_blocks(
+    p_seen, stride, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, has_blocks, real
+):  # fmt: skip
+    """(whether a block of each tile is visible, whether every block of it is), int1 [TILES] both.
+
+    A loop without a step takes the place of a branch, whose tensors Triton 3.7.1 fails to compile for AMD's GPUs.
+    """
+    whole = first_m >= 0  # [TILES]
+    some = whole & (has_blocks == 0)  # [TILES]
+    for r in tl.range(0, tl.where(has_blocks, block_m, 0), _PIECE):
         rows = tl.minimum(first_m + r, last_m) // block_q  # [TILES]
         for c in tl.range(0, block_n, _PIECE):
             cols = tl.minimum(first_n + c, last_n) // block_k  # [TILES]
@@ -36,13 +42,14 @@ def _in_blocks(p_seen, stride, first_m, last_m, first_n, last_n, block_m, block_
 
 
 @triton.jit
-def _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, real):
+def _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, has_ranges, real):
     """(whether a query of each tile has a range that meets its keys, whether every query has one that holds them all),
     int1 [TILES] both."""
     first_n, last_n = first_n[:, None], last_n[:, None]  # [TILES, 1] both
     offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
-    some, whole = first_n + offs < 0, first_n + offs >= 0  # [TILES, _STEP] both
-    for r in tl.range(0, block_m, _STEP):
+    whole = first_n + offs >= 0  # [TILES, _STEP]
+    some = whole & (has_ranges == 0)  # [TILES, _STEP]
+    for r in tl.range(0, tl.where(has_ranges, block_m, 0), _STEP):
         # Past the last query, and in no real tile, the last query and query 0 are looked at once more.
         rows = tl.where(real[:, None], tl.minimum(first_m[:, None] + (r + offs), last_m[:, None]), 0)
         start, end, other_start, other_end = load_ranges(p_ranges, rows)  # [TILES, _STEP] each
@@ -55,12 +62,12 @@ def _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, real):
 
 
 @triton.jit
-def _extrema(ids, first, last, block, real):
-    """The smallest and the largest id of the positions of each tile: [TILES] both."""
+def _extrema(ids, first, last, block, has_ids, real):
+    """The smallest and the largest id of the positions of each tile, 0 without ids: [TILES] both."""
     offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
-    low = tl.load(ids + tl.where(real, first, 0))[:, None] + offs * 0  # [TILES, _STEP]
+    low = tl.load(ids + first, mask=real & has_ids, other=0)[:, None] + offs * 0  # [TILES, _STEP]
     high = low
-    for r in tl.range(0, block, _STEP):
+    for r in tl.range(0, tl.where(has_ids, block, 0), _STEP):
         place = tl.where(real[:, None], tl.minimum(first[:, None] + (r + offs), last[:, None]), 0)
         b_id = tl.load(ids + place)  # [TILES, _STEP]
         low, high = tl.minimum(low, b_id), tl.maximum(high, b_id)
@@ -114,19 +121,20 @@ def list_tiles(
             # A loop without a mask loads whole tiles. A tile of queries past the last query is not loaded in a loop
             # over keys, and keys past the last key need the mask in both.
             whole = whole & (first_n + block_n <= seqlen_k) & ((by_keys == 0) | (first_m + block_m <= seqlen_q))
-            if flags & HAS_BLOCKS:
-                b_some, b_whole = _in_blocks(
-                    p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, real
-                )
-                some, whole = some & b_some, whole & b_whole
-            if flags & HAS_RANGES:
-                b_some, b_whole = _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, real)
-                some, whole = some & b_some, whole & b_whole
-            if flags & HAS_IDS:
-                low_q, high_q = _extrema(p_ids_q, first_m, last_m, block_m, real)  # [BLOCK_N] both
-                low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, real)  # [BLOCK_N] both
-                some = some & (low_q <= high_k) & (low_k <= high_q)
-                whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
+            b_some, b_whole = _in_blocks(
+                p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k,
+                (flags & HAS_BLOCKS) != 0, real,
+            )  # fmt: skip
+            some, whole = some & b_some, whole & b_whole
+            b_some, b_whole = _in_ranges(
+                p_ranges, first_m, last_m, first_n, last_n, block_m, (flags & HAS_RANGES) != 0, real
+            )
+            some, whole = some & b_some, whole & b_whole
+            has_ids = (flags & HAS_IDS) != 0
+            low_q, high_q = _extrema(p_ids_q, first_m, last_m, block_m, has_ids, real)  # [BLOCK_N] both
+            low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, has_ids, real)  # [BLOCK_N] both
+            some = some & (low_q <= high_k) & (low_k <= high_q)
+            whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
             listed = (real & some & (whole if turn == 0 else whole == 0)).to(tl.int32)  # [BLOCK_N]
             tl.store(p_tiles + counted + _sums_before(listed, BLOCK_N), inner, mask=listed != 0)
             counted += tl.sum(listed, 0)
