@@ -8,13 +8,17 @@
     print(flex_report())              # calls that were served, and calls that PyTorch got, with reasons
 
 terms.py        a score_mod or mask_mod as a term, by one run of it
+values.py       the values of a term, on the device
 scores.py       what a term does to a score
-runs.py         queries that see a band of keys
-masks.py        what a mask hides: runs, blocks, or single keys
-request.py      the traced functions of a call, and their values
-plan.py         the calls that serve it, kept
+bounds.py       what a term hides, as ranges of keys, ids and blocks
+request.py      the traced functions of a call
+masks.py        the bounds of a mask at a call
+plan.py         the calls that serve it
 attention.py    flex_attention in the terms of flash_attn's functions
+creation.py     create_block_mask without a compiler
 switch.py       use_for_flex, and the counts
+
+Nothing that is read from a tensor outlives the call.
 """
 
 from flash_attn.flex.attention import attention_or_reason

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from types import NoneType
 from typing import Any
 
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention as _flex
+from torch.nn.attention import flex_attention as torch_flex
 
-from flash_attn.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
-from flash_attn.flex.plan import Part, Parts, Plan, Sparse, plan
+from flash_attn.arguments.diagnosis import LEAST, MOST
+from flash_attn.flash_attn_interface import flash_attn_func
+from flash_attn.flex.masks import Masked
+from flash_attn.flex.plan import Plan, plan
 from flash_attn.flex.request import request
 from flash_attn.flex.terms import UntraceableError
+from flash_attn.flex.values import values
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.attention import laid_out, reason_to_pass_on
 from flash_attn.sdpa.modes import is_stand_in, recorder
-from flash_attn.sparse import flash_attn_block_sparse_func
 
-_MOST_SPARSE_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
+_MOST_MASKED_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _MOST_SOFTCAP = 4096.0
 # PyTorch's mask of no block has blocks of this size.
 _NO_MASK_BLOCK = 1 << 30
+
+# Options of PyTorch's kernels that change no result, with or without `fwd_` and `bwd_`.
+_HINTS = {
+    *("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages", "kpack"),
+    *(
+        "matrix_instr_nonkdim",
+        "waves_per_eu",
+        "PRESCALE_QK",
+        "ROWS_GUARANTEED_SAFE",
+        "BLOCKS_ARE_CONTIGUOUS",
+        "WRITE_DQ",
+    ),
+    *("FORCE_USE_FLEX_ATTENTION", "USE_TMA", "SPLIT_KV"),
+}
 
 _Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,30 +66,24 @@ def attention_or_reason(
         return "a trace of PyTorch"
     if type(scale) not in (int, float, NoneType):
         return "arguments of other types"
+    query, key, value = _cast(query, key, value)
     reason = reason_to_pass_on(query, key, value, None, 0.0, False, enable_gqa, scale)
     reason = reason or _reason(query, key, score_mod, block_mask, return_lse, kernel_options, return_aux)
     if reason is not None:
         return reason
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if block_mask is not None and block_mask.BLOCK_SIZE[0] >= _NO_MASK_BLOCK:
         block_mask = None
     try:
-        asked = request(score_mod, block_mask, sizes, query.device)
-        factor = (query.shape[-1] ** -0.5 if scale is None else scale) * asked.score.factor
-        if not factor > 0.0:
-            return "a scale that is not positive"
-        if asked.score.softcap > _MOST_SOFTCAP:
-            return f"a soft cap above {_MOST_SOFTCAP:g}"
-        has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-        if (has_gradient and asked.score.softcap) or (wants_lse and asked.is_learned):
-            return "a gradient of the logsumexp through a soft cap or a learned score_mod"
-        made = plan(asked)
-        if isinstance(made, str):
-            return made
-        out, lse = _attention(made, query, key, value, factor, asked.score.softcap)
-    except UntraceableError as error:
-        return f"score_mod or mask_mod: {error}"
+        understood = _understood(query, key, value, score_mod, block_mask, scale, wants_lse)
+    except Exception as error:  # PyTorch computes what is not understood, or raises its own error
+        return f"score_mod or mask_mod: {error if isinstance(error, UntraceableError) else repr(error)}"
+    if isinstance(understood, str):
+        return understood
+    made, query, factor, softcap = understood
+    has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    try:
+        out, lse = _attention(made, query, key, value, factor, softcap)
     except (KernelError, NotImplementedError) as error:
         return f"no kernel: {error}"
     out = laid_out(out.transpose(1, 2), query)
@@ -82,11 +95,47 @@ def attention_or_reason(
     return (out, lse) if return_aux is None else (out, _auxiliary(return_aux, lse))
 
 
-def _auxiliary(asked: Any, lse: torch.Tensor | None) -> Any:
-    from torch.nn.attention.flex_attention import AuxOutput
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors in autocast's type, if autocast is on and PyTorch's flex_attention casts them, too."""
+    if not (torch._C._is_any_autocast_enabled() and all(isinstance(x, torch.Tensor) for x in tensors)):
+        return tensors
+    kind = tensors[0].device.type
+    rule = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}.get(kind)
+    if not torch.is_autocast_enabled(kind) or rule not in _flex.py_kernels:
+        return tensors
+    wanted = torch.get_autocast_dtype(kind)
+    return tuple(x.to(wanted) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors)
 
+
+def _understood(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: Any, scale: float | None,
+    wants_lse: bool,
+) -> tuple[Plan, torch.Tensor, float, float] | str:  # fmt: skip
+    """(plan, the query times factors of its own, the scale, the soft cap), or why PyTorch gets the call."""
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    asked = request(score_mod, block_mask, sizes, query.device)
+    factor = (query.shape[-1] ** -0.5 if scale is None else scale) * asked.score.factor
+    if not factor > 0.0:
+        return "a scale that is not positive"
+    if not LEAST <= factor <= MOST:
+        return "a scale that fp32 does not hold as a normal number"
+    if asked.score.softcap > _MOST_SOFTCAP:
+        return f"a soft cap above {_MOST_SOFTCAP:g}"
+    has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if (has_gradient and asked.score.softcap) or (wants_lse and asked.is_learned):
+        return "a gradient of the logsumexp through a soft cap or a learned score_mod"
+    has_masks = query.shape[-1] == value.shape[-1] <= _MOST_MASKED_DIM
+    made = plan(asked, query.dtype, has_masks=has_masks)
+    if isinstance(made, str):
+        return made
+    for term in asked.score.factors:
+        query = (query * values(term, asked.places(), query.device)).to(query.dtype)
+    return made, query, factor, asked.score.softcap
+
+
+def _auxiliary(asked: Any, lse: torch.Tensor | None) -> Any:
     assert not asked.max_scores
-    return AuxOutput(lse=lse, max_scores=None)
+    return torch_flex.AuxOutput(lse=lse, max_scores=None)
 
 
 def _reason(
@@ -96,19 +145,15 @@ def _reason(
     """Why these kernels cannot serve a call whose tensors they take; a wrong call has a reason, too."""
     if query.dim() != 4:
         return "tensors of other than 4 dimensions"
-    if query.dtype is torch.float32 and torch.is_autocast_enabled(query.device.type):
-        return "fp32 under autocast"
-    if kernel_options:
-        return "kernel_options, which are for PyTorch's kernels"
+    if kernel_options and not _are_hints(kernel_options):
+        return "kernel_options that are no hints"
     if not (score_mod is None or callable(score_mod)) or type(return_lse) is not bool:
         return "arguments of other types"
     if return_aux is not None and (return_lse or return_aux.max_scores):
         return "max_scores, or return_lse together with return_aux"
     if block_mask is None:
         return None
-    from torch.nn.attention.flex_attention import BlockMask
-
-    if not isinstance(block_mask, BlockMask):
+    if not isinstance(block_mask, torch_flex.BlockMask):
         return "arguments of other types"
     lists = block_mask.kv_num_blocks
     if lists.device != query.device:
@@ -121,44 +166,28 @@ def _reason(
     return None
 
 
+def _are_hints(kernel_options: Any) -> bool:
+    return type(kernel_options) is dict and all(
+        isinstance(name, str) and name.removeprefix("fwd_").removeprefix("bwd_") in _HINTS for name in kernel_options
+    )
+
+
 def _attention(
     made: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, softcap: float
 ) -> _Result:
     """Out (batch, seqlen_q, heads, head_dim) and the logsumexp, fp32 (batch, heads, seqlen_q)."""
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if isinstance(made, Sparse):
-        if not q.shape[-1] == v.shape[-1] <= _MOST_SPARSE_DIM:
-            raise NotImplementedError(f"blocks with a head dim above {_MOST_SPARSE_DIM}, or another one of v")
-        result = flash_attn_block_sparse_func(q, k, v, made.mask, scale, made.causal, return_lse=True)
+    if isinstance(made, Masked):
+        from flash_attn.ranges import flash_attn_ranges_func  # registers operators, which takes time
+
+        mask = {field.name: getattr(made, field.name) for field in fields(made)}
+        result = flash_attn_ranges_func(q, k, v, **mask, softmax_scale=scale, return_lse=True)
         return result[0], result[1]
-    options: dict[str, Any] = {
-        "softmax_scale": scale,
-        "softcap": softcap,
-        "alibi_slopes": made.alibi_slopes,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "return_attn_probs": True,
-    }
-    if isinstance(made, Parts):
-        return _by_parts(made.parts, q, k, v, options)
-    out, lse, _ = flash_attn_func(q, k, v, window_size=made.window, attn_bias=made.attn_bias, **options)
+    out, lse, _ = flash_attn_func(
+        q, k, v, softmax_scale=scale, softcap=softcap, window_size=made.window, alibi_slopes=made.alibi_slopes,
+        attn_bias=made.attn_bias, deterministic=torch.are_deterministic_algorithms_enabled(), return_attn_probs=True,
+    )  # fmt: skip
     return out, lse
-
-
-def _by_parts(parts: list[Part], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Any) -> _Result:
-    sizes = q.shape[:2]
-    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    out = q.new_zeros((*q.shape[:2], v.shape[-1]))
-    lse = torch.full((q.shape[1], q.shape[0]), torch.inf, device=q.device)
-    for part in parts:
-        of_part, lse_of_part, _ = flash_attn_varlen_func(
-            _taken(q, part.rows), _taken(k, part.keys), _taken(v, part.keys), part.ends_q, part.ends_k,
-            part.longest_q, part.longest_k, window_size=part.window, **options,
-        )  # fmt: skip
-        if part.rows is None:
-            out, lse = of_part, lse_of_part
-        else:
-            out, lse = out.index_copy(0, part.rows, of_part), lse.index_copy(1, part.rows, lse_of_part)
-    return out.unflatten(0, sizes), lse.unflatten(1, sizes).transpose(0, 1)
 
 
 class _Logsumexp(torch.autograd.Function):
@@ -185,7 +214,3 @@ class _Logsumexp(torch.autograd.Function):
         scaled = (ctx.scale * dlse)[..., None]
         (dk,) = torch.autograd.grad(out, value, (scaled * query).to(out.dtype).transpose(1, 2))
         return (scaled * out.detach().transpose(1, 2)).to(query.dtype), dk, None, None, None
-
-
-def _taken(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    return x if rows is None else x.index_select(0, rows)

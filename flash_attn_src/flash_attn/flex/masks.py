@@ -1,129 +1,129 @@
-"""What the mask of a call hides: runs of queries, blocks, or single keys."""
+"""The bounds of a mask at a call, as tensors: ranges of keys for each query, ids, and whole blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import torch
 
 from flash_attn.block_mask import BlockMask
-from flash_attn.flex.runs import Run, groups, of_rows
+from flash_attn.flex.bounds import Edge, Extreme, Quotient, UnboundedError
+from flash_attn.flex.request import Places, Request
+from flash_attn.flex.values import values
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
-_MOST_GROUPS = 4
-# Scores that are looked at together.
-_CHUNK = 1 << 26
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Each group of runs is a call. whole: the window of a mask that is one run, the same in each batch; else None."""
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """A call of flash_attn_ranges_func: its arguments of the same names."""
 
-    groups: list[tuple[tuple[int, int], list[Run]]]
-    whole: tuple[int, int] | None
-
-    @property
-    def is_aligned(self) -> bool:
-        """Whether each run is aligned: see `Run.is_aligned`."""
-        return all(run.is_aligned for _, runs in self.groups for run in runs)
+    ranges: torch.Tensor | None
+    ids_q: torch.Tensor | None
+    ids_k: torch.Tensor | None
+    block_mask: BlockMask
+    window_size: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Visible blocks, in which the causal mask may hide keys."""
+def masked(request: Request, window: tuple[int, int] | None) -> Masked:
+    """The mask of a call, without a wait for the GPU. window: what its ranges are, or None.
 
-    mask: BlockMask
-    causal: bool
-
-
-Mask = Runs | Blocks | None
-"""What a mask is; None for one that only a bias of each score describes."""
-
-Visible = Callable[[int, int], torch.Tensor]
-"""(start, stop) -> which keys these queries see, bool (1 or batch, 1 or heads, stop - start, seqlen_k)."""
-
-
-def chunks(seqlen_q: int, row: int, step: int) -> list[tuple[int, int]]:
-    """Parts of the queries, multiples of step, that have a bounded number of scores; row: the scores of one query."""
-    size = max(_CHUNK // row // step, 1) * step
-    return [(start, min(start + size, seqlen_q)) for start in range(0, seqlen_q, size)]
-
-
-def recognise(visible: Visible, sizes: tuple[int, int, int, int], block_size: tuple[int, int]) -> Mask:
-    """What the mask is. Looks at every query and key once. Waits for the GPU.
-
-    sizes: (1 or batch, 1 or heads, seqlen_q, seqlen_k). block_size: (queries, keys) of a block.
+    UnboundedError for a mask that the kernels do not have.
     """
-    batch, heads, seqlen_q, seqlen_k = sizes
-    is_whole_block = all(size % SPARSE_BLOCK == 0 for size in block_size)
-    rows, blocks = [], []
-    for start, stop in chunks(seqlen_q, batch * heads * seqlen_k, block_size[0]):
-        seen = visible(start, stop).expand(batch, heads, stop - start, seqlen_k)
-        rows.append(_rows(seen))
-        if is_whole_block:
-            blocks.append(_of_blocks(seen, start, block_size))
-    if heads == 1:
-        first, last, count = (torch.cat(part, dim=-1)[:, 0] for part in zip(*rows, strict=True))
-        if torch.equal(last - first + 1, count):
-            found = _runs(first.tolist(), last.tolist(), seqlen_k)
-            if found is not None:
-                return found
-    if is_whole_block:
-        some, every, every_causal, is_causal = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
-        if torch.equal(some, every):
-            return Blocks(BlockMask(some.contiguous(), block_size), causal=False)
-        # A causal mask from the top left is flash_attn's where there are as many queries as keys.
-        if (
-            seqlen_q == seqlen_k
-            and bool(is_causal.all())
-            and torch.equal(some, every_causal & _reached(some, block_size))
-        ):
-            return Blocks(BlockMask(some.contiguous(), block_size), causal=True)
-    return None
+    bounds = request.bounds
+    assert bounds is not None
+    if any(size % SPARSE_BLOCK for size in request.block_size):
+        raise UnboundedError("blocks of another size")
+    partial, full = request.listed
+    for term in bounds.blocks:
+        partial = partial & values(term, request.block_places, request.device)
+    ids = _ids([_pair(request, of_query, of_key) for of_query, of_key in bounds.ids])
+    ranges = _ranges(request) if window is None else None
+    return Masked(ranges, *ids, BlockMask((partial | full).contiguous(), request.block_size), window or (-1, -1))
 
 
-def _rows(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first and the last key that each query sees, and how many: (batch, heads, queries). None: 0, -1, 0."""
-    count = seen.sum(-1)
-    first = seen.byte().argmax(-1)
-    last = seen.shape[-1] - 1 - seen.flip(-1).byte().argmax(-1)
-    return first, torch.where(count > 0, last, -1), count
+def is_shown_by_lists(request: Request, left: int | None, right: int | None) -> bool:
+    """Whether the lists show all that queries i see among keys i - left to i + right. Waits for the GPU."""
+    partial, full = request.listed
+    queries, keys = request.block_places["q"], request.block_places["kv"]
+    hidden = ~(partial | full)
+    if right is not None:
+        hidden = hidden & (keys <= queries + (request.block_size[0] - 1 + right))
+    if left is not None:
+        hidden = hidden & (keys + (request.block_size[1] - 1) >= queries - left)
+    return not bool(hidden.any())
 
 
-def _runs(first: list[list[int]], last: list[list[int]], seqlen_k: int) -> Runs | None:
-    runs = [list(of_rows(batch, *rows)) for batch, rows in enumerate(zip(first, last, strict=True))]
-    found = groups((run for of_batch in runs for run in of_batch), _MOST_GROUPS)
-    if found is None:
-        return None
-    is_whole = len(found) == 1 and all(
-        len(of_batch) == 1 and (of_batch[0].queries, of_batch[0].keys) == (len(first[0]), seqlen_k) for of_batch in runs
-    )
-    return Runs(found, found[0][0] if is_whole else None)
+def _ranges(request: Request) -> torch.Tensor:
+    """int32 (1 or batch, 1 or heads, seqlen_q, 2, 2)."""
+    bounds, (_, _, seqlen_q, seqlen_k) = request.bounds, request.sizes
+    assert bounds is not None
+    places = request.places()
+    edges = []
+    for keys in bounds.ranges:
+        edges.append(0 if keys.first is None else _edge(keys.first, places, request))
+        edges.append(seqlen_k if keys.stop is None else _edge(keys.stop, places, request))
+    edges += [0] * (4 - len(edges))
+    ends = [x if isinstance(x, torch.Tensor) else torch.full((1, 1, 1), x, device=request.device) for x in edges]
+    shape = torch.broadcast_shapes((1, 1, seqlen_q), *(x.shape for x in ends))
+    return torch.stack([x.expand(shape) for x in ends], -1).clamp(0, seqlen_k).int().unflatten(-1, (2, 2))
 
 
-def _of_blocks(seen: torch.Tensor, start: int, block_size: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-    """Of each block: whether some key is seen, every key, every key up to the query, and none behind it."""
-    queries, keys = seen.shape[-2:]
-    row = torch.arange(start, start + queries, device=seen.device)[:, None]
-    behind = torch.arange(keys, device=seen.device) > row
-    return (
-        _whole(seen, block_size, False).any(-1),
-        _whole(seen, block_size, True).all(-1),
-        _whole(seen | behind, block_size, True).all(-1),
-        ~_whole(seen & behind, block_size, False).any(-1),
-    )
+def _edge(edge: Edge, places: Places, request: Request) -> torch.Tensor:
+    """The keys at an edge, int64 (1 or batch, 1 or heads, 1 or seqlen_q)."""
+    if isinstance(edge, Extreme):
+        pick = torch.minimum if edge.is_least else torch.maximum
+        return pick(_edge(edge.first, places, request), _edge(edge.second, places, request))
+    if isinstance(edge, Quotient):
+        return torch.div(_edge(edge.edge, places, request), edge.by, rounding_mode="floor")
+    parts: list[Any] = [
+        count * _whole(values(term, places, request.device))[..., 0].long() for count, term in edge.terms
+    ]
+    if edge.q or not parts:
+        parts.append(edge.q * places["q"][..., 0])
+    return sum(parts, start=edge.number)
 
 
-def _whole(seen: torch.Tensor, block_size: tuple[int, int], fill: bool) -> torch.Tensor:
-    """The elements of each block, (batch, heads, q_blocks, k_blocks, elements); fill: past the last query and key."""
-    short = [-size % block for size, block in zip(seen.shape[-2:], block_size, strict=True)]
-    seen = torch.nn.functional.pad(seen, (0, short[1], 0, short[0]), value=fill)
-    parts = seen.unflatten(-1, (-1, block_size[1])).unflatten(-3, (-1, block_size[0]))
-    return parts.transpose(-3, -2).flatten(-2)
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    if x.is_floating_point() or x.is_complex():
+        raise UnboundedError("bounds that are no integers")
+    return x
 
 
-def _reached(some: torch.Tensor, block_size: tuple[int, int]) -> torch.Tensor:
-    """Which blocks hold a key that is not behind its query, (q_blocks, k_blocks)."""
-    last_query = torch.arange(1, some.shape[-2] + 1, device=some.device)[:, None] * block_size[0] - 1
-    return torch.arange(some.shape[-1], device=some.device) * block_size[1] <= last_query
+def _pair(request: Request, of_query: Any, of_key: Any) -> _Pair:
+    """The ids of queries and of keys, integers (1 or batch, seqlen) each."""
+    pair = [_whole(values(x, request.places(), request.device)) for x in (of_query, of_key)]
+    if any(x.shape[1] != 1 for x in pair):
+        raise UnboundedError("ids of their own for each head")
+    return pair[0][:, 0, :, 0].expand(-1, request.sizes[2]), pair[1][:, 0, 0].expand(-1, request.sizes[3])
+
+
+def _ids(pairs: list[_Pair]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """int32 ids that are equal where all pairs are."""
+    if not pairs:
+        return None, None
+    of_query, of_key = pairs[0]
+    if len(pairs) > 1 or of_query.dtype not in _SMALL or of_key.dtype not in _SMALL:
+        of_query, of_key = reduce(_joined, map(_ranked, pairs))
+    return of_query.int().contiguous(), of_key.int().contiguous()
+
+
+def _ranked(pair: _Pair) -> _Pair:
+    """Small numbers in place of ids: how many keys have a lower id, or -1 for the id of no key."""
+    batch = max(x.shape[0] for x in pair)
+    of_query, of_key = (x.long().expand(batch, -1).contiguous() for x in pair)
+    ordered = of_key.sort(-1).values
+    rank = torch.searchsorted(ordered, of_query).clamp_max(ordered.shape[-1] - 1)
+    return torch.where(ordered.gather(-1, rank) == of_query, rank, -1), torch.searchsorted(ordered, of_key)
+
+
+def _joined(first: _Pair, second: _Pair) -> _Pair:
+    keys = first[1].shape[-1]
+    is_no_key = (first[0] < 0) | (second[0] < 0)
+    of_query = torch.where(is_no_key, -1, first[0] * keys + second[0])
+    return _ranked((of_query, first[1] * keys + second[1]))

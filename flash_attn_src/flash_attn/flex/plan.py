@@ -1,22 +1,24 @@
-"""How a call of flex_attention is served: the options of flash_attn's functions, kept for the next call."""
+"""How a call of flex_attention is served: the options of flash_attn's functions, made at each call."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import torch
 
-from flash_attn.block_mask import BlockMask
-from flash_attn.flex import masks
-from flash_attn.flex.masks import Blocks, Runs
+from flash_attn.flex.bounds import UnboundedError, is_causal, slopes_of, window_of
+from flash_attn.flex.masks import Masked, is_shown_by_lists, masked
 from flash_attn.flex.request import Request
+from flash_attn.flex.scores import ADD, SUBTRACT
+from flash_attn.flex.values import values
 
-_MOST_PLANS = 64
 _MOST_BIAS = 1 << 30
-_TOLERANCE = 1e-5
+# Scores that are looked at together.
+_CHUNK = 1 << 26
+
+_Window = tuple[int, int]
+_OPEN = (-1, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,154 +27,99 @@ class Dense:
 
     window        (left, right)
     alibi_slopes  fp32 (heads,), or None
-    attn_bias     fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k), or None
+    attn_bias     (1 or batch, 1 or heads, seqlen_q, seqlen_k), a table of distances, or None
     """
 
-    window: tuple[int, int] = (-1, -1)
+    window: _Window = _OPEN
     alibi_slopes: torch.Tensor | None = None
     attn_bias: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A call of flash_attn_varlen_func on some of the queries and keys, counted through the whole batch.
-
-    rows, keys    their numbers, int64, or None for all in order
-    ends_q, ...   as cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k
-    """
-
-    window: tuple[int, int]
-    rows: torch.Tensor | None
-    keys: torch.Tensor | None
-    ends_q: torch.Tensor
-    ends_k: torch.Tensor
-    longest_q: int
-    longest_k: int
+Plan = Dense | Masked
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """Calls that each serve some of the queries. A query in no part sees no key."""
-
-    parts: list[Part]
-    alibi_slopes: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Sparse:
-    """A call of flash_attn_block_sparse_func."""
-
-    mask: BlockMask
-    causal: bool
-
-
-Plan = Dense | Parts | Sparse
-
-_kept: dict[Any, tuple[Plan | str, list[weakref.ref[torch.Tensor]]]] = {}
-_lock = threading.Lock()
-
-
-def plan(request: Request) -> Plan | str:
+def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str:
     """The plan of a request, or the reason why there is none.
 
-    Kept for other calls while all tensors of the request live, but no more than 64 plans and 1 GiB of biases. Not kept
-    for tensors made in inference mode, whose changes PyTorch does not count.
+    Waits for the GPU only for a window that flash_attn_func hides beside a soft cap, an addend or a large head dim, and
+    not while a graph is captured.
+    dtype: the type of q. has_masks: whether the kernels of masks take its head dim.
     """
-    if request.is_learned or any(x.is_inference() for x in request.tensors):
-        return _plan(request)
-    kept = _kept.get(request.key)
-    if kept is not None:
-        return kept[0]
-    with torch.no_grad():
-        made = _plan(request)
-
-    def forget(_: object, key: Any = request.key) -> None:
-        _kept.pop(key, None)
-
-    with _lock:
-        _kept[request.key] = made, [weakref.ref(x, forget) for x in request.tensors]
-        while len(_kept) > _MOST_PLANS or sum(_bytes(kept) for kept, _ in list(_kept.values())) > _MOST_BIAS:
-            _kept.pop(next(iter(_kept)))
-    return made
+    steps = request.score.steps
+    if request.lists is not None and request.bounds is not None and has_masks and not (steps or request.score.softcap):
+        try:
+            return masked(request, _window(request))
+        except UnboundedError:
+            pass
+    window = _OPEN if request.lists is None else _whole_window(request)
+    if window is None:
+        return _by_bias(request, dtype, _OPEN)
+    if not steps:
+        return Dense(window)
+    slopes = _slopes(request)
+    return _by_bias(request, dtype, window) if slopes is None else Dense(window, slopes)
 
 
-def _bytes(made: Plan | str) -> int:
-    return made.attn_bias.nbytes if isinstance(made, Dense) and made.attn_bias is not None else 0
+def _whole_window(request: Request) -> _Window | None:
+    """The window of a mask that is nothing else, and whose lists show all of it; None for another mask."""
+    bounds = request.bounds
+    if bounds is None or bounds.ids or bounds.blocks:
+        return None
+    sides, window = window_of(bounds, request.sizes[3]), _window(request)
+    is_captured = request.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if sides is None or window is None or is_captured or not is_shown_by_lists(request, *sides):
+        return None
+    return window
 
 
-def _plan(request: Request) -> Plan | str:
-    if request.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "the first call with a mask, while a graph is captured"
-    score = request.score
-    with torch.no_grad():
-        mask = request.mask()
-        if isinstance(mask, Blocks) and score.is_bare and not score.softcap:
-            return Sparse(mask.mask, mask.causal)
-        if isinstance(mask, Runs):
-            slopes = None
-            if not score.is_bare and mask.is_aligned and not request.is_learned:
-                slopes = _slopes(request)
-            if score.is_bare or slopes is not None:
-                return Dense(mask.whole, slopes) if mask.whole else Parts(_parts(mask, request), slopes)
-    batch, heads = request.shared(request.mask_names | score.names)
-    if batch * heads * request.sizes[2] * request.sizes[3] * 4 > _MOST_BIAS:
+def _window(request: Request) -> _Window | None:
+    """The ranges of a mask as flash_attn_func's window, aligned to the last query and key; None if they are none."""
+    _, _, seqlen_q, seqlen_k = request.sizes
+    assert request.bounds is not None
+    sides = window_of(request.bounds, seqlen_k)
+    if sides is None:
+        return None
+    shift = seqlen_k - seqlen_q
+    left, right = (None if n is None else n + by for n, by in zip(sides, (shift, -shift), strict=True))
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        return None
+    return (-1 if left is None else left, -1 if right is None else right)
+
+
+def _by_bias(request: Request, dtype: torch.dtype, window: _Window) -> Dense | str:
+    """The plan with a bias of each score, -inf for hidden keys."""
+    sizes = request.bias_sizes
+    dtype = torch.float32 if request.score.steps else dtype
+    if math.prod(sizes) * dtype.itemsize > _MOST_BIAS:
         return "a mask or a score_mod that takes a bias for each score, of more than 1 GiB"
-    return Dense(attn_bias=_bias(request))
+    if request.is_learned:
+        return Dense(window, attn_bias=_bias(request, sizes, 0, sizes[2]))
+    bias = torch.empty(sizes, dtype=dtype, device=request.device)
+    step = max(_CHUNK // (sizes[0] * sizes[1] * sizes[3]), 1)
+    for start in range(0, sizes[2], step):
+        stop = min(start + step, sizes[2])
+        bias[:, :, start:stop] = _bias(request, sizes, start, stop)
+    return Dense(window, attn_bias=bias)
 
 
-def _parts(mask: Runs, request: Request) -> list[Part]:
-    """The calls of each group, in which the runs of a mask that all batches share are repeated for each batch."""
-    batch, _, seqlen_q, seqlen_k = request.sizes
-    is_shared = "b" not in request.mask_names
-    parts = []
-    for window, members in mask.groups:
-        runs = [replace(run, batch=b) for b in range(batch) for run in members] if is_shared else members
-        queries, keys = [run.queries for run in runs], [run.keys for run in runs]
-        part = Part(
-            window,
-            _places([run.batch * seqlen_q + run.start for run in runs], queries, batch * seqlen_q, request.device),
-            _places([run.batch * seqlen_k + run.first for run in runs], keys, batch * seqlen_k, request.device),
-            _ends(queries, request.device),
-            _ends(keys, request.device),
-            max(queries),
-            max(keys),
-        )
-        parts.append(part)
-    return parts
-
-
-def _places(starts: list[int], lengths: list[int], total: int, device: torch.device) -> torch.Tensor | None:
-    """The numbers start to start + length - 1 of each start; None if they are 0 to total - 1."""
-    places = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
-    return None if torch.equal(places, torch.arange(total)) else places.to(device)
-
-
-def _ends(lengths: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
-
-
-def _bias(request: Request) -> torch.Tensor:
-    seqlen_q = request.sizes[2]
-    hidden = ~request.visible(0, seqlen_q)
-    if request.score.is_bare:
-        return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)
-    return request.addend(0, seqlen_q).masked_fill(hidden, -torch.inf)
+def _bias(request: Request, sizes: tuple[int, int, int, int], start: int, stop: int) -> torch.Tensor:
+    bias = request.addend(request.places(start, stop)).expand(*sizes[:2], stop - start, sizes[3])
+    visible = request.visible(start, stop)
+    return bias.contiguous() if visible is None else bias.masked_fill(~visible, -torch.inf)
 
 
 def _slopes(request: Request) -> torch.Tensor | None:
-    """The slopes, fp32 (heads,), if the addend of every visible key is -slope * |query - key|."""
-    seqlen_q, seqlen_k = request.sizes[2:]
-    if "b" in request.score.names or seqlen_q < 2:
+    """The slopes, fp32 (heads,), if the addend of every visible key is -slope * |query - key|; None if they learn."""
+    steps, bounds = request.score.steps, request.bounds
+    if len(steps) != 1 or steps[0][0] not in (ADD, SUBTRACT) or request.is_learned:
         return None
-    slopes = -request.addend(1, 2)[0, :, 0, 0]
-    if not bool(slopes.isfinite().all()):
+    product = slopes_of(steps[0][1], causal=bounds is not None and is_causal(bounds))
+    if product is None or request.sizes[2] != request.sizes[3]:
         return None
-    device, heads = request.device, request.sizes[1]
-    batch = request.shared(request.mask_names)[0]
-    for start, stop in masks.chunks(seqlen_q, max(batch, heads) * seqlen_k, 1):
-        distance = (torch.arange(start, stop, device=device)[:, None] - torch.arange(seqlen_k, device=device)).abs()
-        wanted = -slopes[:, None, None] * distance
-        error = (request.addend(start, stop) - wanted).abs() > _TOLERANCE * wanted.abs()
-        if bool((error & request.visible(start, stop)).any()):
+    slopes = torch.full((request.sizes[1],), product[0] if steps[0][0] == ADD else -product[0], device=request.device)
+    for term in product[1]:
+        x = values(term, request.places(), request.device).flatten()
+        if x.dtype in (torch.float16, torch.bfloat16):  # PyTorch rounds each product to this type
             return None
-    return slopes.expand(heads).contiguous()
+        slopes = slopes * x.float()
+    return slopes

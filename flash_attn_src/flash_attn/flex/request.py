@@ -1,8 +1,7 @@
-"""A call of flex_attention whose functions are traced, and the values of these functions for every query and key."""
+"""A call of flex_attention whose functions are traced, and the values of these functions, computed at the call."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,126 +9,131 @@ from typing import Any
 
 import torch
 
-from flash_attn.flex import masks, scores, terms
-from flash_attn.flex.scores import Score
+from flash_attn.flex import scores, terms
+from flash_attn.flex.bounds import Bounds, UnboundedError, bounds_of
+from flash_attn.flex.scores import ADD, HIDE, SUBTRACT, Score
+from flash_attn.flex.terms import Term
+from flash_attn.flex.values import AXES, values
 
-# PyTorch's eager FlexAttention evaluates its functions in this mode: under vmap, `tensor[index]` waits for nothing.
-_HOMES = ("torch._higher_order_ops.flex_attention", "torch._dynamo._trace_wrapped_higher_order_op")  # torch 2.5; newer
-_Indexing: Any = next(
-    mode for home in _HOMES if (mode := getattr(importlib.import_module(home), "TransformGetItemToIndex", None))
-)
+_SCORE = ("score", *AXES)
 
-_MASK = ("b", "h", "q", "kv")
-_SCORE = ("score", *_MASK)
-_DEFAULT_BLOCK = 128
+
+class Places(dict[str, torch.Tensor]):
+    """Argument -> its integers along its own axis of four, made where they are asked for."""
+
+    def __init__(self, ranges: dict[str, range], device: torch.device) -> None:
+        self._ranges, self._device = ranges, device
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        x = self._ranges[name]
+        shape = [len(x) if axis == name else 1 for axis in AXES]
+        self[name] = torch.arange(x.start, x.stop, x.step, device=self._device).view(shape)
+        return self[name]
 
 
 @dataclass(frozen=True)
 class Request:
     """What modifies the scores of a call.
 
-    score        what the score_mod does
-    score_mod    the function, or None
-    block_mask   PyTorch's BlockMask, or None
-    sizes        (batch, heads, seqlen_q, seqlen_k)
-    mod_names    the arguments on which the mask_mod depends
-    key          two requests with this key hide and add the same, as long as `tensors` live
-    tensors      what the functions and the lists of blocks are made of
+    score    what the score_mod does
+    mask     the term of the mask_mod, or True
+    lists    PyTorch's BlockMask, or None
+    bounds   the mask as bounds, or None
+    sizes    (batch, heads, seqlen_q, seqlen_k)
     """
 
     score: Score
-    score_mod: Callable[..., torch.Tensor] | None
-    block_mask: Any
+    mask: Any
+    lists: Any
+    bounds: Bounds | None
     sizes: tuple[int, int, int, int]
     device: torch.device
-    mod_names: frozenset[str]
-    key: Any
-    tensors: tuple[torch.Tensor, ...]
 
     @property
     def is_learned(self) -> bool:
-        """Whether the gradient of a tensor of the score_mod is asked for."""
-        return torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors)
+        """Whether the gradient of a tensor of the score's steps is asked for."""
+        tensors = [x for _, step in self.score.steps for x in terms.facts(step)[1]]
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        """(queries, keys) of a block of the lists."""
+        queries, keys = self.lists.BLOCK_SIZE
+        return queries, keys
 
     @cached_property
-    def mask_names(self) -> frozenset[str]:
-        """The arguments on which the mask depends, the lists of blocks included. Waits for the GPU."""
-        differ = {
-            name
-            for name, axis in (("b", 0), ("h", 1))
-            if any(not torch.equal(x, x.narrow(axis, 0, 1).expand_as(x)) for x in _lists(self.block_mask))
-        }
-        return self.mod_names | differ
+    def listed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks in which the mask_mod hides keys, and those that are seen whole: bool (1 or batch, 1 or heads,
+        q_blocks, k_blocks) each."""
+        mask = self.lists
+        partial = self._blocks(mask.kv_num_blocks, mask.kv_indices)
+        if mask.full_kv_num_blocks is None:
+            return partial, torch.zeros_like(partial)
+        return partial, self._blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
 
-    def shared(self, names: frozenset[str]) -> tuple[int, int]:
-        """(1 or batch, 1 or heads) of values that depend on these arguments."""
-        return (self.sizes[0] if "b" in names else 1, self.sizes[1] if "h" in names else 1)
+    def _blocks(self, counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        q_blocks, k_blocks = (-(-n // size) for n, size in zip(self.sizes[2:], self.block_size, strict=True))
+        counts, indices = counts[..., :q_blocks], indices[..., :q_blocks, :]
+        is_listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+        is_block = is_listed & (indices >= 0) & (indices < k_blocks)
+        seen = torch.zeros((*counts.shape, k_blocks + 1), dtype=torch.bool, device=indices.device)
+        return seen.scatter_(-1, torch.where(is_block, indices, k_blocks).long(), value=True)[..., :k_blocks]
 
-    def mask(self) -> masks.Mask:
-        """What the mask is, without the keys that the score_mod hides."""
-        mask = self.block_mask
-        block_size = (_DEFAULT_BLOCK, _DEFAULT_BLOCK) if mask is None else mask.BLOCK_SIZE
-        if max(block_size) > max(self.sizes[2:]):  # a mask of one block, which PyTorch makes for "no mask"
-            block_size = (_DEFAULT_BLOCK, _DEFAULT_BLOCK)
-        sizes = (*self.shared(self.mask_names), *self.sizes[2:])
-        return masks.recognise(self.visible, sizes, block_size)
+    def places(self, start: int = 0, stop: int | None = None) -> Places:
+        """The places of queries [start, stop) and of all else."""
+        batch, heads, seqlen_q, seqlen_k = self.sizes
+        queries = range(start, seqlen_q if stop is None else stop)
+        return Places(dict(zip(AXES, (range(batch), range(heads), queries, range(seqlen_k)), strict=True)), self.device)
 
-    def visible(self, start: int, stop: int) -> torch.Tensor:
-        """Which keys the mask shows to queries [start, stop): bool (1 or batch, 1 or heads, queries, seqlen_k)."""
-        mask, seqlen_k = self.block_mask, self.sizes[3]
-        if mask is None:
-            return torch.ones((1, 1, stop - start, seqlen_k), dtype=torch.bool, device=self.device)
-        queries = torch.arange(start, stop, device=self.device) // mask.BLOCK_SIZE[0]
-        keys = torch.arange(seqlen_k, device=self.device) // mask.BLOCK_SIZE[1]
+    @cached_property
+    def block_places(self) -> Places:
+        """The places of the first query and key of each block."""
+        batch, heads, *lengths = self.sizes
+        firsts = (range(0, n, size) for n, size in zip(lengths, self.block_size, strict=True))
+        return Places(dict(zip(AXES, (range(batch), range(heads), *firsts), strict=True)), self.device)
 
-        batch, heads = self.shared(self.mask_names)
-        lists = [x[:batch, :heads] for x in _lists(mask)]
-        partial, *full = (
-            _blocks(*pair)[:, :, queries][..., keys] for pair in zip(lists[::2], lists[1::2], strict=True)
-        )
-        seen = partial & self._values(mask.mask_mod, _MASK, start, stop)
-        return seen | full[0] if full else seen
+    @property
+    def bias_sizes(self) -> tuple[int, int, int, int]:
+        """(1 or batch, 1 or heads, seqlen_q, seqlen_k) of a bias."""
+        names = self.score.names | (self.mask.names if isinstance(self.mask, Term) else frozenset())
+        batch, heads = self.listed[0].shape[:2] if self.lists is not None else (1, 1)
+        return (self.sizes[0] if "b" in names else batch, self.sizes[1] if "h" in names else heads, *self.sizes[2:])
 
-    def addend(self, start: int, stop: int) -> torch.Tensor:
-        """What the score_mod adds to the scores of queries [start, stop): fp32 (1 or batch, 1 or heads, queries,
-        seqlen_k), -inf where it hides a key."""
-        assert self.score_mod is not None
-        return self._values(self.score_mod, _SCORE, start, stop).float()
+    def visible(self, start: int, stop: int) -> torch.Tensor | None:
+        """Which keys the mask shows to queries [start, stop): bool (1 or batch, 1 or heads, queries, seqlen_k), or None
+        for all."""
+        if self.lists is None:
+            return None
+        queries = torch.arange(start, stop, device=self.device) // self.block_size[0]
+        keys = torch.arange(self.sizes[3], device=self.device) // self.block_size[1]
+        partial, full = (x[:, :, queries][..., keys] for x in self.listed)
+        if self.mask is True:
+            return partial | full
+        return (partial & values(self.mask, self.places(start, stop), self.device)) | full
 
-    def _values(self, function: Callable[..., Any], names: tuple[str, ...], start: int, stop: int) -> torch.Tensor:
-        used = self.score.names if names is _SCORE else self.mask_names
-        batch, heads = self.shared(used)
-        ranges = ((0, batch), (0, heads), (start, stop), (0, self.sizes[3]))
-        arguments = [torch.arange(*ends, device=self.device) for ends in ranges]
-        if names is _SCORE:
-            score = torch.zeros((), device=self.device)
-            function = _of_score(function, score)
-        for axis in (3, 2, 1, 0):
-            function = torch.vmap(function, in_dims=tuple(0 if x == axis else None for x in range(4)))
-        with _Indexing():
-            values: torch.Tensor = function(*arguments)
-        return values
+    def addend(self, places: Places) -> torch.Tensor:
+        """What the steps of the score_mod add to the scores at these places, -inf where they hide a key.
 
+        fp32 (1 or batch, 1 or heads, 1 or queries, 1 or keys).
+        """
+        total = torch.zeros((1, 1, 1, 1), device=self.device)
+        for kind, term in self.score.steps:
+            x = values(term, places, self.device)
+            if kind in (ADD, SUBTRACT):
+                total = total + x.float() if kind == ADD else total - x.float()
+            else:
+                total = torch.where(x if kind == HIDE else ~x, -torch.inf, total)
+        return total
 
-def _of_score(function: Callable[..., Any], score: torch.Tensor) -> Callable[..., Any]:
-    return lambda *args: function(score, *args)
+    def distances(self) -> torch.Tensor:
+        """The addend of each distance, fp32 (1 or batch, 1 or heads, seqlen_q + seqlen_k - 1).
 
-
-def _lists(block_mask: Any) -> list[torch.Tensor]:
-    """Counts and indices of the blocks in which the mask_mod hides keys, and of those that are seen whole."""
-    if block_mask is None:
-        return []
-    lists = [block_mask.kv_num_blocks, block_mask.kv_indices]
-    if block_mask.full_kv_num_blocks is not None:
-        lists += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
-    return lists
-
-
-def _blocks(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The blocks of keys in a list, bool (1 or batch, 1 or heads, q_blocks, k_blocks)."""
-    listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    seen = torch.zeros_like(indices, dtype=torch.uint8)
-    return seen.scatter_reduce_(-1, indices.long(), listed.byte(), "amax").bool()
+        Query i and key j have entry j - i + seqlen_q - 1.
+        """
+        batch, heads, seqlen_q, seqlen_k = self.sizes
+        ranges = (range(batch), range(heads), range(seqlen_q - 1, -seqlen_k, -1), range(1))
+        total = self.addend(Places(dict(zip(AXES, ranges, strict=True)), self.device))
+        return total.expand(-1, -1, seqlen_q + seqlen_k - 1, -1)[..., 0].contiguous()
 
 
 def request(
@@ -140,15 +144,19 @@ def request(
 
     Raises UntraceableError for a function that cannot be written as a term, and a score_mod that no `Score` describes.
     """
-    term = terms.trace(score_mod, _SCORE, device) if score_mod is not None else None
-    score = scores.of_term(term) if score_mod is not None else Score()
-    hides, lists, block_size = None, [], None
-    if block_mask is not None:
-        try:
-            hides = terms.trace(block_mask.mask_mod, _MASK, device)
-        except terms.UntraceableError as error:
-            raise terms.UntraceableError(f"mask_mod: {error}") from error
-        lists, block_size = _lists(block_mask), block_mask.BLOCK_SIZE
-    _, tensors, key = terms.facts((term, hides, lists, block_size))
-    mod_names, _, _ = terms.facts(hides)
-    return Request(score, score_mod, block_mask, sizes, device, mod_names, (key, sizes, device), tensors)
+    score = scores.of_term(terms.trace(score_mod, _SCORE, device)) if score_mod is not None else Score()
+    if block_mask is None:
+        return Request(score, True, None, Bounds(), sizes, device)
+    try:
+        mask = terms.trace(block_mask.mask_mod, AXES, device)
+    except terms.UntraceableError as error:
+        raise terms.UntraceableError(f"mask_mod: {error}") from error
+    try:
+        bounds = bounds_of(mask, block_mask.BLOCK_SIZE)
+    except UnboundedError:
+        bounds = None
+    if bounds == Bounds():
+        mask = True
+    elif not isinstance(mask, Term):
+        mask = torch.tensor(mask, device=device)
+    return Request(score, mask, block_mask, bounds, sizes, device)

@@ -1,4 +1,4 @@
-"""What a score_mod does to a score: a factor, a soft cap, an addend, hidden keys."""
+"""What a score_mod does to a score: factors, a soft cap, and then steps that add or hide."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ _T = torch.Tensor
 
 @dataclass(frozen=True)
 class Score:
-    """A modified score: softcap * tanh(factor * score / softcap) + addend, or -inf for a hidden key.
+    """A modified score: softcap * tanh(factor * score / softcap), and then its steps.
 
-    factor   of the score
+    factor   of the score, a number of Python
+    factors  of the score too: terms of the batch, the head and the query
     softcap  0.0 without one
-    is_bare  whether there is no addend and no key is hidden: a value of score_mod is a function of the score alone
-    names    the arguments of the addend and of what hides keys: among b, h, q, kv
+    steps    in order: (ADD or SUBTRACT, addend), (HIDE or KEEP, condition), terms or numbers
     """
 
     factor: float = 1.0
+    factors: tuple[Term, ...] = ()
     softcap: float = 0.0
-    is_bare: bool = True
-    names: frozenset[str] = frozenset()
+    steps: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The arguments on which the steps depend: among b, h, q, kv."""
+        return frozenset[str]().union(*(_names(x) for _, x in self.steps))
+
+
+ADD, SUBTRACT, HIDE, KEEP = "add", "subtract", "hide", "keep"
 
 
 _ADD = {torch.add, _T.add, _T.__add__, _T.__radd__, operator.add}
@@ -38,6 +46,7 @@ _TANH = {torch.tanh, _T.tanh, torch.nn.functional.tanh}
 _WHERE = {torch.where, _T.where}
 _FILL = {torch.masked_fill, _T.masked_fill}
 _FLOAT = {_T.float}
+_OF_ROWS = frozenset(("b", "h", "q"))
 
 
 def of_term(term: Any) -> Score:
@@ -60,24 +69,43 @@ def of_term(term: Any) -> Score:
         (inner,) = on_score
         other = args[0] if args[1] is inner else args[1]
         if call in _ADD or (call in _SUBTRACT and inner is args[0]):
-            return _with_names(of_term(inner), other)
+            score = of_term(inner)
+            return replace(score, steps=(*score.steps, (ADD if call in _ADD else SUBTRACT, other)))
         if call in _MULTIPLY or (call in _DIVIDE and inner is args[0]):
-            factor = _number(other)
-            return _scaled(inner, factor if call in _MULTIPLY else 1.0 / factor)
+            return _scaled(inner, other, is_divided=call in _DIVIDE)
     raise UntraceableError(f"it modifies the score by {_name(call)}")
 
 
-def _scaled(inner: Any, factor: float) -> Score:
-    """factor times a term: of a tanh it is the soft cap, of the score itself it is a factor."""
+def _scaled(inner: Any, other: Any, *, is_divided: bool) -> Score:
+    """A factor times a term: of a tanh it is the soft cap, of the score itself it is a factor."""
+    if _is_term_of_rows(other):
+        score = _unmodified(inner)
+        factor = Term(_T.reciprocal, (other,)) if is_divided else other
+        return replace(score, factors=(*score.factors, factor))
+    factor = _number(other)
+    if is_divided:
+        if factor == 0.0:
+            raise UntraceableError("it divides the score by 0")
+        factor = 1.0 / factor
     if isinstance(inner, Term) and inner.call in _TANH and not inner.kwargs:
         score = of_term(inner.args[0])
-        if not (score.is_bare and score.softcap == 0.0 and factor > 0.0):
+        if score.steps or score.softcap or not factor > 0.0:
             raise UntraceableError("a tanh of more than the score")
         return replace(score, factor=score.factor * factor, softcap=factor)
-    score = of_term(inner)
-    if not score.is_bare or score.softcap:
-        raise UntraceableError("it multiplies a score that it has modified before")
+    score = _unmodified(inner)
     return replace(score, factor=score.factor * factor)
+
+
+def _is_term_of_rows(x: Any) -> bool:
+    """Whether x is a term of the batch, the head and the query, so that q can be multiplied by it."""
+    return isinstance(x, Term) and bool(x.names) and x.names <= _OF_ROWS
+
+
+def _unmodified(inner: Any) -> Score:
+    score = of_term(inner)
+    if score.steps or score.softcap:
+        raise UntraceableError("it multiplies a score that it has modified before")
+    return score
 
 
 def _hidden(term: Term, condition: Any, kept: Any, other: Any) -> Score:
@@ -87,15 +115,12 @@ def _hidden(term: Term, condition: Any, kept: Any, other: Any) -> Score:
     values = [x for x in (kept, other) if "score" not in _names(x)]
     if len(values) != 1 or _number(values[0]) != -math.inf:
         raise UntraceableError(f"it modifies the score by {_name(term.call)} with another value than -inf")
-    return _with_names(of_term(other if values[0] is kept else kept), condition)
+    score = of_term(other if values[0] is kept else kept)
+    return replace(score, steps=(*score.steps, (HIDE if values[0] is kept else KEEP, condition)))
 
 
 def _names(value: Any) -> frozenset[str]:
     return value.names if isinstance(value, Term) else frozenset()
-
-
-def _with_names(score: Score, value: Any) -> Score:
-    return replace(score, is_bare=False, names=score.names | _names(value))
 
 
 def _number(value: Any) -> float:

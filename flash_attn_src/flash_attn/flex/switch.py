@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 import threading
+from collections.abc import Callable
+from functools import cache
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch.compiler import is_compiling
 from torch.nn.attention import flex_attention as torch_flex
 
 from flash_attn.flex.attention import attention_or_reason
+from flash_attn.flex.creation import create
 from flash_attn.sdpa.report import Counts, Report
 
 _counts = Counts("flex_attention")
@@ -34,9 +38,16 @@ def _attend(*args: Any, **kwargs: Any) -> Any:
     return result
 
 
-# Dynamo, which runs torch.compile(flex_attention), may not trace these.
-_served: Any = torch.compiler.disable(_attend)
-_count_passed_on: Any = torch.compiler.disable(_counts.passed_on)
+def _undisturbed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of a function that Dynamo, which runs torch.compile(flex_attention), may not trace."""
+    if "torch._dynamo" not in sys.modules:
+        return function(*args, **kwargs)
+    return _disabled(function)(*args, **kwargs)
+
+
+@cache
+def _disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compiler.disable(function)
 
 
 def flex_attention(*args: Any, **kwargs: Any) -> Any:
@@ -46,11 +57,27 @@ def flex_attention(*args: Any, **kwargs: Any) -> Any:
     """
     if is_compiling():
         return _pytorch(*args, **kwargs)
-    result = _served(*args, **kwargs)
+    result = _undisturbed(_attend, *args, **kwargs)
     if isinstance(result, str):
         reason, result = result, _pytorch(*args, **kwargs)
-        _count_passed_on(reason)
+        _undisturbed(_counts.passed_on, reason)
     return result
+
+
+def create_block_mask(*args: Any, **kwargs: Any) -> Any:
+    """torch.nn.attention.flex_attention.create_block_mask, run as it is written: it needs no compiler.
+
+    Inside of a compiled function it is PyTorch's.
+    """
+    if is_compiling():
+        return _pytorch_mask(*args, **kwargs)
+    return _undisturbed(_create, *args, **kwargs)
+
+
+def _create(*args: Any, **kwargs: Any) -> Any:
+    block_mask = create(_pytorch_mask, *args, **kwargs)
+    _needs_no_graph()
+    return block_mask
 
 
 def _needs_no_graph() -> None:
@@ -59,12 +86,17 @@ def _needs_no_graph() -> None:
     PyTorch counts the graphs of such a call, from 0. Below 0 it does not count. A graph of one number is one, too.
     """
     count = getattr(torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
-    if count is None:
+    if count is None or "torch._dynamo" not in sys.modules:
         return
     if count(0) < 0:
         count(-1)
     else:
-        _graph(_number)
+        _graph()(torch.zeros(()))
+
+
+@cache
+def _graph() -> Any:
+    return torch.compile(torch.neg, backend="eager")
 
 
 def _own(function: FunctionType) -> FunctionType:
@@ -79,28 +111,40 @@ def _serving(function: FunctionType) -> CodeType:
 
     With other code the function is the same object, under every name by which a program has imported it.
     """
-    parameters = inspect.signature(function).parameters.values()
+    name, parameters = function.__name__, inspect.signature(function).parameters.values()
     plain = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]
     named = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY]
     source = f"""
-def flex_attention({", ".join([*plain, *(["*", *named] if named else [])])}):
-    from flash_attn.flex.switch import flex_attention
-    return flex_attention({", ".join([*plain, *(f"{name}={name}" for name in named)])})
+def {name}({", ".join([*plain, *(["*", *named] if named else [])])}):
+    from flash_attn.flex.switch import {name}
+    return {name}({", ".join([*plain, *(f"{x}={x}" for x in named)])})
 """
     made: dict[str, Any] = {}
     exec(compile(source, __file__, "exec"), made)
-    code: CodeType = made["flex_attention"].__code__
+    code: CodeType = made[name].__code__
     return code
 
 
-_number = torch.zeros(())
-_graph = torch.compile(torch.neg, backend="eager")
+def _leave_alone(code: CodeType) -> None:
+    """Tells Dynamo to run code as it is written, without an import of Dynamo, which takes seconds."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, default))
+    else:
+        skip_code = getattr(frames, "skip_code", None) or importlib.import_module("torch._dynamo.eval_frame").skip_code
+        skip_code(code)
+
+
 _function: Any = torch_flex.flex_attention
-_pytorch = _own(_function)
-_serving_code = _serving(_function)
-# torch.compile(flex_attention) leaves this code alone: it runs as written, and what PyTorch gets is compiled.
-for _code in (_serving_code, flex_attention.__code__):
-    torch._dynamo.eval_frame.skip_code(_code)
+_mask_function: Any = torch_flex.create_block_mask
+_pytorch, _pytorch_mask = _own(_function), _own(_mask_function)
+_serving_code, _serving_mask_code = _serving(_function), _serving(_mask_function)
+# torch.compile leaves this code alone: it runs as written, and what PyTorch gets is compiled.
+for _own_function in (flex_attention, create_block_mask, _undisturbed, _disabled.__wrapped__):
+    _leave_alone(_own_function.__code__)
+for _code in (_serving_code, _serving_mask_code):
+    _leave_alone(_code)
 
 
 class ActiveFlex:
@@ -137,10 +181,13 @@ class ActiveFlex:
 
 def _set_code() -> None:
     _function.__code__ = _serving_code if _users else _pytorch.__code__
+    _mask_function.__code__ = _serving_mask_code if _users else _pytorch_mask.__code__
 
 
 def use_for_flex() -> ActiveFlex:
     """Serves PyTorch's flex_attention by the kernels of this package, forward and backward, without a compiler.
+
+    create_block_mask needs no compiler then, either.
 
     Served: tensors on a GPU in fp16, bf16 and fp32, head dims to 512, enable_gqa, every mask of runs (causal, windows,
     documents, chunks, prefixes, padding and their combinations), of blocks, and of a bounded size every other mask;
