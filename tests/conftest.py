@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import fewer_kernels
 import kills
 import publishing
 import pytest
+import tools
 import torch
 
 from rocm_wheels.matrix.cells import Cell
@@ -39,6 +41,26 @@ def data() -> Versions:
 def cell() -> Cell:
     """The combination of the README."""
     return Cell(flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", backend="triton")
+
+
+@pytest.fixture(scope="session")
+def c_library() -> Path:
+    """`libflash_attn_rocm.so`, with the examples beside it, made by make."""
+    if shutil.which("cargo") is None:
+        tools.missing("no cargo on PATH: install Rust from https://rustup.rs")
+    command = ["make", "--silent", "-C", str(ROOT / "libflash_attn_rocm"), "all", "examples"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ROOT / "libflash_attn_rocm/build/libflash_attn_rocm.so"
+
+
+@pytest.fixture(scope="session")
+def stub_hip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A HIP runtime whose GPU is a gfx942 that computes nothing. A process opens one HIP runtime."""
+    library = tmp_path_factory.mktemp("stub") / "libstub_hip.so"
+    source = ROOT / "candle-flash-rocm/tests/stub_hip.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
 
 
 @pytest.fixture

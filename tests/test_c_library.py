@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -41,26 +40,6 @@ def run(*command: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def path() -> Path:
-    """`libflash_attn_rocm.so` and the examples, made by make."""
-    if shutil.which("cargo") is None:
-        tools.missing("no cargo on PATH: install Rust from https://rustup.rs")
-    done = run("make", "--silent", "-C", PACKAGE, "all", "examples")
-    assert done.returncode == 0, done.stderr
-    return PACKAGE / "build/libflash_attn_rocm.so"
-
-
-@pytest.fixture(scope="session")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A HIP runtime whose GPU is a gfx942 that computes nothing."""
-    library = tmp_path_factory.mktemp("stub") / "libstub_hip.so"
-    source = ROOT / "candle-flash-rocm/tests/stub_hip.c"
-    done = run("cc", "-shared", "-fPIC", "-o", library, source)
-    assert done.returncode == 0, done.stderr
-    return library
-
-
-@pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a store of gfx942. It has the kernels of head dim 32 under the names of others too."""
     directory = tmp_path_factory.mktemp("stores")
@@ -76,9 +55,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(path: Path, stub: Path) -> Iterator[Library]:
-    os.environ["CANDLE_FLASH_ROCM_HIP"] = str(stub)
-    yield Library(path)
+def library(c_library: Path, stub_hip: Path) -> Iterator[Library]:
+    os.environ["CANDLE_FLASH_ROCM_HIP"] = str(stub_hip)
+    yield Library(c_library)
     del os.environ["CANDLE_FLASH_ROCM_HIP"]
 
 
@@ -104,10 +83,10 @@ def fields(kind: str) -> dict[str, Any]:
     return {"shape": shape, "lse": MEMORY, **operands}
 
 
-def test_the_library_exports_the_functions_of_the_header(path: Path) -> None:
+def test_the_library_exports_the_functions_of_the_header(c_library: Path) -> None:
     """It exports each function under a version and no other symbol. It links to libc alone."""
     declared = set(re.findall(r"\b(flash_attn_rocm_\w+)\(", HEADER.read_text(encoding="utf-8").split("#include")[-1]))
-    with path.open("rb") as file:
+    with c_library.open("rb") as file:
         elf: Any = ELFFile(file)
         dynamic, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
         symbols = {
@@ -161,7 +140,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"options": {"struct_size": 12}}, r"struct_size: got 12, wanted sizeof\(flash_attn_rocm_options\)"),
     ({"options": {"host_cost": -1.0}}, "host_cost: got -1, wanted microseconds, or 0 for 2"),
     ({"shape": {"reserved": 1}}, "shape.reserved: got 1, wanted 0"),
-    ({"shape": {"head_dim_v": 64}}, "head_dim_v: got 64, and head_dim is 32: pad v"),
+    ({"shape": {"head_dim_v": 20}}, "head_dim_v: got 20, wanted a multiple of 8"),
+    ({"shape": {"head_dim_v": 1024}}, "head_dim_v: got 1024, wanted at most 512"),
     ({"q": {"reserved": 1}}, "q: got 1, wanted 0"),
     ({"k": {"stored": 6}}, "k: got stored 6, wanted a number FLASH_ATTN_ROCM_STORED_"),
     ({"k": {"stored": 5}}, "k: stored as q8_0, and the call computes in bf16: no kernel takes both"),
@@ -190,7 +170,29 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"out": {"head_stride": -32}}, "out: got -32, wanted 0 or more"),
     ({"page_size": 16}, "page_size: got 16, wanted 0 without a block_table"),
     ({"block_table": MEMORY, "page_size": -16}, "page_size: got -16"),
-    ({"block_table": MEMORY, "page_size": 16}, "block_table: pages need cu_seqlens_q and cu_seqlens_k"),
+    (
+        {"block_table": MEMORY, "page_size": 16, "options": {"cache_lines": MEMORY}},
+        "cache_lines: pages have a block_table",
+    ),
+    ({"options": {"reserved": 1}}, "options.reserved: got 1, wanted 0"),
+    ({"options": {"dropout": 1.0, "rng_state": MEMORY}}, "dropout: got 1, wanted 0 for none, or a probability below 1"),
+    ({"options": {"dropout": 0.5}}, "rng_state: got 0x0 with dropout 0.5, wanted the address of two numbers"),
+    ({"options": {"rng_state": MEMORY}}, "rng_state: got 0x100000 with dropout 0, wanted"),
+    ({"options": {"rng_state": MEMORY + 4, "dropout": 0.5}}, "rng_state: got address 0x100004, wanted a multiple of 8"),
+    ({"options": {"alibi_batch_stride": 4}}, "alibi_batch_stride: got 4, wanted 0 without alibi_slopes"),
+    ({"options": {"sinks": MEMORY, "sinks_stored": 1}}, "sinks: stored as fp16, and kernels take fp32 or .* bf16"),
+    ({"options": {"bias_row_stride": 64}}, "bias: got .*row: 64.*, wanted no strides without an address"),
+    (
+        {"options": {"bias": MEMORY, "bias_row_stride": 1 << 21}},
+        "bias: got row stride 2097152, wanted less",
+    ),
+    ({"options": {"bias": MEMORY, "alibi_slopes": MEMORY}}, "alibi_slopes: a kernel with a bias cannot honour it"),
+    ({"options": {"bias": MEMORY}, "seqlens_k": MEMORY}, "bias: not with seqlens_k: let the bias hide keys by -inf"),
+    ({"options": {"bias": MEMORY, "num_splits": 2}}, "attn_bias: a kernel with num_splits cannot honour it"),
+    ({"options": {"appended": 65}}, "appended: got 65, wanted at most seqlen_k, 64"),
+    ({"options": {"q_descale": MEMORY}}, "descales: got .*, wanted three addresses for an FP8 cache, else none"),
+    ({"k": {"stored": 4}}, "v: got stored otherwise than k, wanted k and v both in FP8, or none"),
+    ({"k": {"stored": 4}, "v": {"stored": 4}}, "descales: got .*, wanted three addresses for an FP8 cache, else none"),
 ]
 
 
@@ -204,6 +206,59 @@ def test_a_wrong_field_is_named(library: Library, opened: Any, change: dict[str,
         library.launch(opened, "forward", struct)
     with pytest.raises(RuntimeError, match=message):
         library.scratch_bytes(opened, "forward", struct)
+
+
+OF_FORWARDS: list[tuple[dict[str, Any], str]] = [
+    ({"leftpad_k": MEMORY}, "leftpad_k: a backward cannot honour it: leave it out"),
+    ({"cache_lines": MEMORY}, "cache_lines: a backward cannot honour it: leave it out"),
+    ({"appended": 1}, "appended: a backward cannot honour it: leave it out"),
+    ({"attention_chunk": 16}, "attention_chunk: a backward cannot honour it: leave it out"),
+    ({"num_splits": 2}, "num_splits: a backward cannot honour it: leave it out"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OF_FORWARDS, ids=[message[:12] for _, message in OF_FORWARDS])
+def test_a_backward_refuses_what_is_for_forwards(
+    library: Library, opened: Any, options: dict[str, Any], message: str
+) -> None:
+    call = library.call("backward", {**fields("backward"), "options": options})
+    with pytest.raises(RuntimeError, match=message):
+        library.scratch_bytes(opened, "backward", call)
+
+
+def test_a_backward_names_the_head_dims_that_it_has(library: Library, opened: Any) -> None:
+    call = fields("backward")
+    call["shape"] |= {"head_dim": 64, "head_dim_v": 32}
+    with pytest.raises(RuntimeError, match="head_dim_v: got 32 beside head_dim 64, wanted the same head dim"):
+        library.scratch_bytes(opened, "backward", library.call("backward", call))
+
+
+def appended() -> dict[str, Any]:
+    """A valid append of 8 rows, with rotary embedding."""
+    call = fields("forward")
+    new = {"k_new": tensor(2, 8), "v_new": tensor(2, 8), "q_turned": tensor(4), "seqlen_new": 8}
+    tables = {"rotary_cos": MEMORY, "rotary_sin": MEMORY, "rotary_places": 64, "rotary_half": 16}
+    return {**{name: call[name] for name in ("shape", "q", "k", "v")}, **new, **tables}
+
+
+WRONG_APPENDS: list[tuple[dict[str, Any], str]] = [
+    ({"seqlen_new": 65}, "seqlen_new: got 65, wanted 1 to seqlen_k, 64"),
+    ({"seqlen_new": 0}, "seqlen_new: got 0, wanted 1 to seqlen_k, 64"),
+    ({"rotary_sin": 0}, "rotary_cos and rotary_sin: got NULL, wanted addresses of both tables"),
+    ({"rotary_half": 17}, "rotary_half: got 17, wanted 1 to half of head_dim, 16"),
+    ({"rotary_places": 63}, "rotary_places: got 63, wanted at least seqlen_k, 64"),
+    ({"rotary_interleaved": 2}, "rotary_interleaved: got 2, wanted 0 or 1"),
+    ({"reserved": 1}, "reserved: got 1, wanted 0"),
+    ({"struct_size": 8}, r"struct_size: got 8, wanted sizeof\(flash_attn_rocm_append_call\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_APPENDS, ids=[message[:20] for _, message in WRONG_APPENDS])
+def test_a_wrong_field_of_an_append_is_named(
+    library: Library, opened: Any, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        library.append(opened, library.call("append", appended() | change))
 
 
 def grown(library: Library, struct: Any, size: int, last: int = 0) -> Any:
@@ -272,7 +327,7 @@ int main(int words, char **word) {
 """
 
 
-def test_programs_of_other_headers(path: Path, stub: Path, stores: Path, tmp_path: Path) -> None:
+def test_programs_of_other_headers(c_library: Path, stub_hip: Path, stores: Path, tmp_path: Path) -> None:
     """A program that was compiled before the last field, or after the next one was added, runs with this library."""
     header = HEADER.read_text(encoding="utf-8")
     last = "    const flash_attn_rocm_options *options; /* NULL: none */\n} flash_attn_rocm_forward_call;"
@@ -288,9 +343,9 @@ def test_programs_of_other_headers(path: Path, stub: Path, stores: Path, tmp_pat
         (directory / "main.c").write_text(NEWER, encoding="utf-8")
         program = directory / "main"
         flags: list[str | Path] = ["-I", directory, f"-DFIELD={field}", "-o", program, directory / "main.c"]
-        done = run("cc", *flags, "-L", path.parent, "-lflash_attn_rocm", f"-Wl,-rpath,{path.parent}")
+        done = run("cc", *flags, "-L", c_library.parent, "-lflash_attn_rocm", f"-Wl,-rpath,{c_library.parent}")
         assert done.returncode == 0, done.stderr
-        environment = {**os.environ, "CANDLE_FLASH_ROCM_HIP": str(stub)}
+        environment = {**os.environ, "CANDLE_FLASH_ROCM_HIP": str(stub_hip)}
         unused = run(program, stores, "0", env=environment)
         assert unused.stdout == "0 ", unused.stdout
         used = run(program, stores, "1", env=environment)
@@ -418,10 +473,10 @@ def test_each_thread_has_its_own_message(library: Library, opened: Any) -> None:
     assert messages == {heads: f"heads: got -{heads}, wanted 0 or more" for heads in (3, 5, 7)}
 
 
-def test_examples(path: Path, stub: Path, stores: Path) -> None:
+def test_examples(c_library: Path, stub_hip: Path, stores: Path) -> None:
     """Both run to their comparison. The stub computes nothing, so the first one must find its results wrong."""
-    environment = {**os.environ, "CANDLE_FLASH_ROCM_HIP": str(stub)}
-    attention, decode = (path.parent / name for name in ("attention", "decode"))
+    environment = {**os.environ, "CANDLE_FLASH_ROCM_HIP": str(stub_hip)}
+    attention, decode = (c_library.parent / name for name in ("attention", "decode"))
     assert run(attention).returncode == 2
     done = run(attention, stores, env=environment)
     assert (done.returncode, done.stdout.count("error")) == (1, 4), done.stderr
@@ -442,9 +497,9 @@ def test_recipes_have_the_librarys_version(library: Library) -> None:
     assert f"({version})" in (PACKAGE / "debian/changelog").read_text(encoding="utf-8").splitlines()[0]
 
 
-def test_make_install(path: Path, tmp_path: Path) -> None:
+def test_make_install(c_library: Path, tmp_path: Path) -> None:
     """What a program finds by pkg-config."""
-    done = run("make", "--silent", "-C", path.parents[1], "install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
+    done = run("make", "--silent", "-C", c_library.parents[1], "install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
     assert done.returncode == 0, done.stderr
     files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if not file.is_dir()}
     library = {"usr/lib/libflash_attn_rocm.so", "usr/lib/libflash_attn_rocm.so.1"}
@@ -453,16 +508,17 @@ def test_make_install(path: Path, tmp_path: Path) -> None:
     assert "Libs: -L/usr/lib -lflash_attn_rocm" in description
 
 
-def test_calls_from_c_to_the_packets(path: Path, tmp_path: Path) -> None:
+def test_calls_from_c_to_the_packets(c_library: Path, tmp_path: Path) -> None:
     """Forward and backward through AMD's runtime; the simulator executes them."""
     try:
         hip.fetch("6.4")
     except UnavailableError as problem:
         tools.missing(str(problem))
-    command, environment = hip.command("6.4", "gfx942", [str(PACKAGE / "tests/simulated.py"), str(path), "gfx942"])
+    command, environment = hip.command("6.4", "gfx942", [str(PACKAGE / "tests/simulated.py"), str(c_library), "gfx942"])
     output = tmp_path / "output"
     with output.open("w") as file:  # a child that outlives the process would keep a pipe open
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=600, check=False)
     text = output.read_text(encoding="utf-8", errors="replace")
     assert done.returncode == 0, text
     assert "2 calls on gfx942" in text
+    assert "fwd-fp16-d32-bias" in text

@@ -308,6 +308,27 @@ fn any_stride_of_an_axis_of_one_element_is_planned() {
     assert!(format!("{steps:?}").contains("asm-fwd-bf16-d128-plain"), "{steps:?}");
 }
 
+fn address_or_none() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => Just(0), 1 => any::<u64>()]
+}
+
+prop_compose! {
+    /// Options that are mostly not used, and else have any value.
+    fn options()(
+        numbers in (number(), prop_oneof![3 => Just(0.0), 1 => number()]),
+        sizes in prop::array::uniform7(prop_oneof![3 => Just(0), 1 => size()]),
+        addresses in prop::array::uniform8(address_or_none()), flags in any::<[bool; 3]>(),
+    ) -> launch::Options {
+        let [alibi_batch, batch, head, row, chunk, appended, num_splits] = sizes;
+        let [sinks, bias, rng_state, leftpad, lines, descales @ ..] = addresses;
+        launch::Options {
+            host_cost: f64::from(numbers.0), alibi_batch, sinks, sinks_are_fp32: flags[0],
+            bias: launch::Bias { address: bias, batch, head, row: row as i32, is_fp32: flags[1] },
+            dropout: numbers.1, rng_state, leftpad, chunk, lines, appended, num_splits, is_fp8: flags[2], descales,
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(common::cases(1000))]
 
@@ -319,14 +340,15 @@ proptest! {
         numbers in (number(), number()), windows in (window(), window()),
         addresses in prop::array::uniform3(prop_oneof![any::<u64>(), Just(0)]),
         operands in prop::array::uniform9(operand()), pages in prop::option::of((size(), size(), size())),
-        units in 0..400usize, planned in any::<bool>(), may_split in any::<bool>(),
+        units in 0..400usize, planned in any::<bool>(), may_split in any::<bool>(), dim_v in prop::option::of(size()),
+        options in options(),
     ) {
         let [batch, heads, heads_k, seqlen_q, seqlen_k, total_q, total_k, lengths] = sizes;
         let shape = Shape {
-            dtype, batch, heads, heads_k, head_dim: dim, seqlen_q, seqlen_k, total_q, total_k,
+            dtype, batch, heads, heads_k, head_dim: dim, head_dim_v: dim_v.unwrap_or(dim), seqlen_q, seqlen_k, total_q, total_k,
             softmax_scale: numbers.0, softcap: numbers.1, window_left: windows.0, window_right: windows.1,
             alibi_slopes: addresses[0], cu_seqlens_q: addresses[1], cu_seqlens_k: addresses[2],
-            options: launch::Options::default(),
+            options,
         };
         let [q, k, v, out, dout, dq, dk, dv, _] = operands;
         let lse = 1 << 41;

@@ -95,19 +95,20 @@ def has_norms(target: str, dtype: str) -> bool:
     return dtype == "fp16" and targets.get(target).flushes_subnormals
 
 
-def stored(target: str, directory: Path) -> list[Loaded]:
-    """Compiles the kernels that the cases need, and writes their store."""
+def stored(target: str, directory: Path, more: Sequence[Variant] = ()) -> list[Loaded]:
+    """Compiles the kernels that the cases need, and `more`, and writes their store."""
     found, objects = [], {}
+    variants = list(more)
     for dtype in sorted({case.dtype for case in CASES}):
-        wanted = [Variant(operation, dtype, 32, "plain") for operation in ("fwd", "bwd-dq", "bwd-dkdv")]
+        variants += [Variant(operation, dtype, 32, "plain") for operation in ("fwd", "bwd-dq", "bwd-dkdv")]
         if has_norms(target, dtype):
-            wanted.append(Variant("bwd-norms", dtype, 64, "plain"))
-        for variant in wanted:
-            image, entry, text = gpu.compiled(target, variant)
-            entry = {**entry, "sha256": hashlib.sha256(image).hexdigest()}
-            objects[variant.name] = (store.group_of("triton", variant.name), Compiled(image, {variant.name: entry}))
-            code = through_hip.code_of(image, entry["symbol"])
-            found.append(Loaded(variant.name, entry["threads"], code, machine.Program(assembly.parse(text))))
+            variants.append(Variant("bwd-norms", dtype, 64, "plain"))
+    for variant in variants:
+        image, entry, text = gpu.compiled(target, variant)
+        entry = {**entry, "sha256": hashlib.sha256(image).hexdigest()}
+        objects[variant.name] = (store.group_of("triton", variant.name), Compiled(image, {variant.name: entry}))
+        code = through_hip.code_of(image, entry["symbol"])
+        found.append(Loaded(variant.name, entry["threads"], code, machine.Program(assembly.parse(text))))
     (directory / f"{target}.zip").write_bytes(store.archive(target, ("triton", "simulated"), objects))
     return found
 
@@ -119,7 +120,7 @@ def names_of(case: Case, target: str) -> list[str]:
         "dtype": case.dtype, "batch": case.batch, "seqlen_q": case.seqlen, "seqlen_k": case.seqlen, "heads": case.heads,
         "heads_k": case.heads_k, "head_dim": case.head_dim, "scale": 1.0, "softcap": 0.0, "alibi": case.alibi,
         "window": [-1, 0 if case.causal else -1], "lengths_q": list(case.lengths), "lengths_k": list(case.lengths),
-        "page_size": 0, "backward": case.launches > 1, "shares_starts": False,
+        "page_size": 0, "used": False, "backward": case.launches > 1, "shares_starts": False,
     }  # fmt: skip
     with device.using(recorded):
         compute(asked, ComposableKernel(triton_backend))

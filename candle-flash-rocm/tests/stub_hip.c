@@ -1,5 +1,10 @@
-/* A HIP runtime without a GPU: its memory is the host's, its kernels do nothing. tests/driver.rs tells it to fail. */
+/* A HIP runtime without a GPU: its memory is the host's, its kernels do nothing. tests/driver.rs tells it to fail.
+ *
+ * A module whose image is a line `stub NAME ARGUMENTS` is recorded: libflash_attn_rocm/tests/recorded.py reads what it
+ * launches.
+ */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +14,10 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, LA
 int stub_wait_code = SUCCESS;
 void *stub_last_target;
 int stub_loads, stub_unloads;
+/* What recorded modules have launched: a line each, with the name, the grid, and the arguments in hexadecimal. */
+int stub_recording;
+char stub_launches[1 << 20];
+size_t stub_written;
 
 const char *hipGetErrorName(int code) {
     switch (code) {
@@ -54,6 +63,7 @@ int hipMemcpyDtoHAsync(void *to, uint64_t from, size_t bytes, void *stream) {
 }
 int hipMemsetD32Async(uint64_t to, unsigned value, size_t count, void *stream) {
     (void)stream;
+    if (stub_recording) return SUCCESS; /* addresses are of no memory */
     for (size_t i = 0; i < count; i++) ((uint32_t *)(uintptr_t)to)[i] = value;
     return SUCCESS;
 }
@@ -65,11 +75,20 @@ int hipEventDestroy(void *event) { free(event); return SUCCESS; }
 int hipEventRecord(void *event, void *stream) { (void)event; (void)stream; return SUCCESS; }
 int hipEventSynchronize(void *event) { (void)event; return SUCCESS; }
 int hipEventElapsedTime(float *time, void *from, void *to) { (void)from; (void)to; *time = 0; return SUCCESS; }
-/* A module is a byte: whether it is loaded. It is never freed, so that a later use can be told. */
+/* It is never freed, so that a later use can be told. */
+struct module {
+    char is_loaded;
+    int arguments;
+    char name[128];
+};
 int hipModuleLoadData(void **module, const void *image) {
-    (void)image;
-    *module = calloc(1, 1);
-    *(char *)*module = 1;
+    struct module *loaded = calloc(1, sizeof *loaded);
+    loaded->is_loaded = 1;
+    if (!memcmp(image, "stub ", 5)) {
+        sscanf(image, "stub %127s %d", loaded->name, &loaded->arguments);
+        stub_recording = 1;
+    }
+    *module = loaded;
     stub_loads++;
     return SUCCESS;
 }
@@ -86,9 +105,17 @@ int hipModuleGetFunction(void **function, void *module, const char *name) {
 }
 int hipModuleLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                           unsigned shared, void *stream, void **arguments, void **extra) {
-    if (!*(char *)function) return NOT_FOUND;
-    (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
-    (void)shared, (void)stream, (void)arguments, (void)extra;
+    const struct module *module = function;
+    if (!module->is_loaded) return NOT_FOUND;
+    (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)extra;
+    size_t room = sizeof stub_launches - stub_written;
+    if (!module->name[0] || room < 1 << 12) return SUCCESS;
+    char *end = stub_launches + stub_written;
+    end += sprintf(end, "%s %u %u %u ", module->name, x, y, z);
+    for (int i = 0; i < module->arguments; i++)
+        end += sprintf(end, "%016llx", (unsigned long long)*(uint64_t *)arguments[i]);
+    *end++ = '\n';
+    stub_written = end - stub_launches;
     return SUCCESS;
 }
 int hipMemcpy(void *to, const void *from, size_t bytes, int kind) { (void)kind; memcpy(to, from, bytes); return SUCCESS; }

@@ -53,21 +53,21 @@ static void gpu_read(void *to, const void *from, size_t bytes) {
 }
 
 /* bfloat16 is the upper half of a float. */
-static float to_float(uint16_t number) {
+static inline float to_float(uint16_t number) {
     uint32_t bits = (uint32_t)number << 16;
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static uint16_t to_bf16(float value) {
+static inline uint16_t to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* Numbers between -1 and 1, the same in each run. */
-static uint16_t *random_numbers(size_t count) {
+static inline uint16_t *random_numbers(size_t count) {
     static uint32_t state = 1;
     uint16_t *numbers = malloc(count * sizeof *numbers);
     for (size_t i = 0; i < count; i++) {

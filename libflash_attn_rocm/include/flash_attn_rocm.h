@@ -44,8 +44,8 @@ enum {
 enum { FLASH_ATTN_ROCM_FP16 = 0, FLASH_ATTN_ROCM_BF16 = 1, FLASH_ATTN_ROCM_FP32 = 2 };
 
 /* Elements of a tensor where they differ from the type in which a call computes. Q8_0 is llama.cpp's: 32 numbers of 8 bits
- * behind a scale in fp16. No kernel takes a tensor that is stored otherwise than the call's type yet: such a call is
- * refused by name. */
+ * behind a scale in fp16. Kernels take k and v in FP8 beside q and out in fp16 or bf16. Any other tensor that is stored
+ * otherwise than the call's type is refused by name. */
 enum {
     FLASH_ATTN_ROCM_STORED_FP16 = 1,
     FLASH_ATTN_ROCM_STORED_BF16 = 2,
@@ -86,13 +86,38 @@ typedef struct {
     const int32_t *cu_seqlens_k;   /* as cu_seqlens_q, for keys; the same address if each sequence has as many keys */
 } flash_attn_rocm_shape;
 
-/* What a call may have besides. Zero is no option. A forward and its backward take the same options. */
+/* What a call may have besides. Zero is no option. A forward and its backward take the same options; what is for forwards
+ * alone is refused by a backward. An option that no kernel honours beside another one is refused by its name. */
 typedef struct {
     size_t struct_size;  /* sizeof(flash_attn_rocm_options) */
     float softcap;       /* scores become softcap * tanh(score / softcap); 0: none */
     float host_cost;     /* microseconds that this program needs for a second launch in a call: the keys of a forward are
                             split where the GPU saves more; 0: 2 */
-    const float *alibi_slopes; /* GPU memory, fp32 (heads); NULL: none */
+    const float *alibi_slopes;   /* GPU memory, fp32 (heads) or (batch, heads) */
+    int64_t alibi_batch_stride;  /* elements from one sequence's slopes to the next; 0: all sequences share (heads) */
+    const void *sinks;     /* GPU memory, (heads): a score of each head that joins the sum and has no value. A backward finds
+                              them in lse; their own gradient is not computed */
+    int32_t sinks_stored;  /* FLASH_ATTN_ROCM_STORED_FP32; 0: as shape.dtype says */
+    int32_t bias_stored;   /* as sinks_stored */
+    const void *bias;      /* GPU memory, (batch, heads, seqlen_q, seqlen_k), added to the scores after softcap; -inf hides a
+                              key. A mask of zeros and -inf is such a bias. Dense rows only; its gradient is not computed */
+    int64_t bias_batch_stride; /* elements; 0: all sequences share it */
+    int64_t bias_head_stride;  /* 0: all heads share it */
+    int64_t bias_row_stride;   /* from one query to the next; keys are dense. -1: a table of distances, (batch, heads,
+                                  seqlen_q + seqlen_k - 1), and `bias` is the address of its entry seqlen_q - 1 */
+    float dropout;         /* probability of dropping a weight */
+    int32_t reserved;      /* 0 */
+    const int64_t *rng_state; /* GPU memory, (2): seed and offset of the random numbers; a backward takes its forward's */
+
+    /* Forwards alone: */
+    const int32_t *leftpad_k; /* GPU memory, (batch): rows before the first key of each sequence; seqlens_k counts them */
+    const int32_t *cache_lines; /* GPU memory, (batch): which line of k and v is a sequence's cache; NULL: in order */
+    int64_t appended;      /* rows that flash_attn_rocm_append has added to each sequence: shape.seqlen_k counts them,
+                              seqlens_k does not */
+    int64_t attention_chunk; /* a query sees keys of its own chunk of so many; 0: no chunks */
+    int64_t num_splits;    /* into how many parts keys are split; 0: as many as are fastest */
+    const float *q_descale, *k_descale, *v_descale; /* GPU memory, (batch, heads_k): of k and v stored in FP8, and of q,
+                              which has shape.dtype: what undoes the scales of their numbers */
 } flash_attn_rocm_options;
 
 typedef struct {
@@ -119,6 +144,28 @@ typedef struct {
     flash_attn_rocm_tensor dq, dk, dv; /* results; dk and dv are dense */
     const flash_attn_rocm_options *options; /* of the forward; NULL: none */
 } flash_attn_rocm_backward_call;
+
+/* New rows of a cache, (batch, seqlen_new, heads_k, head_dim), which go behind the keys that each sequence has. */
+typedef struct {
+    size_t struct_size; /* sizeof(flash_attn_rocm_append_call) */
+    flash_attn_rocm_shape shape; /* of the forward that follows: seqlen_k counts the new rows too */
+    flash_attn_rocm_tensor k_new, v_new, k, v; /* new rows, and the cache, of shape.dtype */
+    int64_t seqlen_new;
+    const int32_t *seqlens_k;   /* GPU memory, (batch): keys before the new ones; NULL: seqlen_k - seqlen_new each */
+    const int32_t *block_table; /* as in a forward */
+    int64_t block_table_stride, block_table_columns, page_size;
+    const int32_t *cache_lines; /* as in the options of a forward */
+    int64_t attention_chunk;    /* as in the options of a forward */
+    /* Rotary embedding of the new keys and of the queries; NULL tables: none. Each query turns by its own position where
+     * the shape has a causal mask, a window or chunks, else by the position of the first new key. */
+    const void *rotary_cos, *rotary_sin; /* GPU memory, dense (rotary_places, rotary_half) of shape.dtype */
+    int64_t rotary_places;      /* at least shape.seqlen_k */
+    int64_t rotary_half;        /* so many pairs of columns turn */
+    const int32_t *rotary_offsets; /* GPU memory, (batch): the place of each sequence's first new key; NULL: seqlens_k */
+    int32_t rotary_interleaved; /* 1: columns 0 and 1 are a pair; 0: columns 0 and rotary_half are one */
+    int32_t reserved;           /* 0 */
+    flash_attn_rocm_tensor q, q_turned; /* queries, and where the turned queries go: a forward takes those */
+} flash_attn_rocm_append_call;
 
 /* The kernels of a store on a GPU. */
 typedef struct flash_attn_rocm flash_attn_rocm;
@@ -159,6 +206,10 @@ int flash_attn_rocm_forward(const flash_attn_rocm *opened, const flash_attn_rocm
                             size_t bytes, void *stream);
 int flash_attn_rocm_backward(const flash_attn_rocm *opened, const flash_attn_rocm_backward_call *call, void *scratch,
                              size_t bytes, void *stream);
+
+/* Launches an append on a stream and returns. It needs no scratch memory. A forward after it, with options.appended, sees
+ * the new rows. */
+int flash_attn_rocm_append(const flash_attn_rocm *opened, const flash_attn_rocm_append_call *call, void *stream);
 
 /* The launches of a call, planned once for any addresses. */
 typedef struct flash_attn_rocm_plan flash_attn_rocm_plan;

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use crate::growing::{read, Address};
-use candle_flash_rocm::launch::{Backward, Dtype, Forward, Operand, Pages, Shape};
+use candle_flash_rocm::launch::{Append, Backward, Bias, Dtype, Forward, Operand, Pages, Rotary, Shape};
 use candle_flash_rocm::raw::Call;
 use candle_flash_rocm::{Error, Result};
 
@@ -50,6 +50,23 @@ pub struct Options {
     softcap: f32,
     host_cost: f32,
     alibi_slopes: u64,
+    alibi_batch_stride: i64,
+    sinks: u64,
+    sinks_stored: i32,
+    bias_stored: i32,
+    bias: u64,
+    bias_batch_stride: i64,
+    bias_head_stride: i64,
+    bias_row_stride: i64,
+    dropout: f32,
+    reserved: i32,
+    rng_state: u64,
+    leftpad_k: u64,
+    cache_lines: u64,
+    appended: i64,
+    attention_chunk: i64,
+    num_splits: i64,
+    descales: [u64; 3],
 }
 
 /// `flash_attn_rocm_forward_call`.
@@ -89,6 +106,35 @@ pub struct BackwardCall {
     options: Address<Options>,
 }
 
+/// `flash_attn_rocm_append_call`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AppendCall {
+    struct_size: usize,
+    shape: Sizes,
+    k_new: Tensor,
+    v_new: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqlen_new: i64,
+    seqlens_k: u64,
+    block_table: u64,
+    block_table_stride: i64,
+    block_table_columns: i64,
+    page_size: i64,
+    cache_lines: u64,
+    attention_chunk: i64,
+    rotary_cos: u64,
+    rotary_sin: u64,
+    rotary_places: i64,
+    rotary_half: i64,
+    rotary_offsets: u64,
+    rotary_interleaved: i32,
+    reserved: i32,
+    q: Tensor,
+    q_turned: Tensor,
+}
+
 fn size(name: &'static str, number: i64) -> Result<usize> {
     usize::try_from(number).map_err(|_| Error::argument(name, number, "0 or more"))
 }
@@ -119,22 +165,41 @@ fn reserved(name: &'static str, number: i32) -> Result<()> {
 /// Names of the ways in which tensors are stored, by the header's numbers from 1 on.
 const STORED: [&str; 5] = ["fp16", "bf16", "fp32", "fp8", "q8_0"];
 
+/// The name of how a tensor is stored, where a caller says it.
+fn stored(name: &'static str, number: i32) -> Result<Option<&'static str>> {
+    if number == 0 {
+        return Ok(None);
+    }
+    let index = usize::try_from(number - 1).ok();
+    match index.and_then(|index| STORED.get(index)) {
+        Some(stored) => Ok(Some(stored)),
+        None => Err(Error::argument(name, format!("stored {number}"), "a number FLASH_ATTN_ROCM_STORED_..., or 0")),
+    }
+}
+
+/// Whether numbers of an option are fp32, and not of the call's type.
+fn is_fp32(name: &'static str, number: i32, dtype: Dtype) -> Result<bool> {
+    match stored(name, number)? {
+        Some("fp32") => Ok(dtype != Dtype::F32),
+        None => Ok(false),
+        Some(same) if same == dtype.name() => Ok(false),
+        Some(other) => Err(Error::Unsupported(format!(
+            "{name}: stored as {other}, and kernels take fp32 or the call's type, {}: convert it",
+            dtype.name()
+        ))),
+    }
+}
+
 impl Tensor {
     fn operand(self, name: &'static str, dtype: Dtype) -> Result<Operand> {
         if self.data == 0 {
             return Err(Error::argument(name, "NULL", "the address of a tensor in GPU memory"));
         }
         reserved(name, self.reserved)?;
-        if self.stored != 0 {
-            let index = usize::try_from(self.stored - 1).ok();
-            let Some(stored) = index.and_then(|index| STORED.get(index)) else {
-                return Err(Error::argument(
-                    name,
-                    format!("stored {}", self.stored),
-                    "a number FLASH_ATTN_ROCM_STORED_..., or 0",
-                ));
-            };
-            if *stored != dtype.name() {
+        match stored(name, self.stored)? {
+            None => {}
+            Some(stored) if stored == dtype.name() => {}
+            Some(stored) => {
                 return Err(Error::Unsupported(format!(
                     "{name}: stored as {stored}, and the call computes in {}: no kernel takes both; convert the tensor \
                      first, and leave `stored` 0",
@@ -145,6 +210,15 @@ impl Tensor {
         let strides = [self.batch_stride, self.row_stride, self.head_stride];
         let [batch, row, head] = strides.map(|stride| size(name, stride));
         Ok(Operand { address: self.data, batch: batch?, row: row?, head: head? })
+    }
+
+    /// Whether it is stored in FP8. Forgets it, so that `operand` takes the tensor.
+    fn take_fp8(&mut self) -> bool {
+        let is_fp8 = matches!(stored("", self.stored), Ok(Some("fp8")));
+        if is_fp8 {
+            self.stored = 0;
+        }
+        is_fp8
     }
 }
 
@@ -160,6 +234,7 @@ impl Options {
         }
         // SAFETY: the caller's promise.
         let options = unsafe { read("options", address) }?;
+        reserved("options.reserved", options.reserved)?;
         shape.softcap = finite("softcap", options.softcap)?;
         if shape.softcap < 0.0 {
             return Err(Error::argument("softcap", shape.softcap, "0 for none, or a number above 0"));
@@ -169,9 +244,30 @@ impl Options {
         if cost < 0.0 {
             return Err(Error::argument("host_cost", cost, "microseconds, or 0 for 2"));
         }
+        let dtype = shape.dtype;
+        let to = &mut shape.options;
         if cost > 0.0 {
-            shape.options.host_cost = f64::from(cost);
+            to.host_cost = f64::from(cost);
         }
+        to.alibi_batch = size("alibi_batch_stride", options.alibi_batch_stride)?;
+        to.sinks = options.sinks;
+        to.sinks_are_fp32 = is_fp32("sinks", options.sinks_stored, dtype)?;
+        to.bias = Bias {
+            address: options.bias,
+            batch: size("bias_batch_stride", options.bias_batch_stride)?,
+            head: size("bias_head_stride", options.bias_head_stride)?,
+            row: i32::try_from(options.bias_row_stride)
+                .map_err(|_| Error::argument("bias_row_stride", options.bias_row_stride, "a number of 32 bits"))?,
+            is_fp32: is_fp32("bias", options.bias_stored, dtype)?,
+        };
+        to.dropout = finite("dropout", options.dropout)?;
+        to.rng_state = options.rng_state;
+        to.leftpad = options.leftpad_k;
+        to.lines = options.cache_lines;
+        to.appended = size("appended", options.appended)?;
+        to.chunk = size("attention_chunk", options.attention_chunk)?;
+        to.num_splits = size("num_splits", options.num_splits)?;
+        to.descales = options.descales;
         Ok(())
     }
 }
@@ -189,13 +285,10 @@ impl Sizes {
         let heads = (size("heads", self.heads)?, size("heads_k", self.heads_k)?);
         let scale = finite("softmax_scale", self.softmax_scale)?;
         let head_dim = size("head_dim", self.head_dim)?;
-        if ![0, self.head_dim].contains(&self.head_dim_v) {
-            return Err(Error::Unsupported(format!(
-                "head_dim_v: got {}, and head_dim is {head_dim}: pad v, or q and k, with zeros to the same head dim",
-                self.head_dim_v
-            )));
-        }
         let mut shape = Shape::dense(dtype, size("batch", self.batch)?, seqlens, heads, head_dim, scale);
+        if self.head_dim_v != 0 {
+            shape.head_dim_v = size("head_dim_v", self.head_dim_v)?;
+        }
         (shape.total_q, shape.total_k) = (size("total_q", self.total_q)?, size("total_k", self.total_k)?);
         (shape.cu_seqlens_q, shape.cu_seqlens_k) = (self.cu_seqlens_q, self.cu_seqlens_k);
         for (name, total, starts) in
@@ -219,6 +312,71 @@ impl Sizes {
     }
 }
 
+/// The pages of a cache. numbers: stride and columns of the table, rows of a page.
+fn pages(table: u64, numbers: [i64; 3]) -> Result<Option<Pages>> {
+    let named = ["block_table_stride", "block_table_columns", "page_size"].into_iter().zip(numbers);
+    if table == 0 {
+        return match named.into_iter().find(|(_, number)| *number != 0) {
+            Some((name, number)) => Err(Error::argument(name, number, "0 without a block_table")),
+            None => Ok(None),
+        };
+    }
+    let mut sizes = [0; 3];
+    for (to, (name, number)) in sizes.iter_mut().zip(named) {
+        *to = size(name, number)?;
+    }
+    let [stride, columns, size] = sizes;
+    Ok(Some(Pages { table, stride, columns, size }))
+}
+
+impl AppendCall {
+    /// Bytes up to the last field that every append needs.
+    pub const REQUIRED: usize = offset_of!(Self, seqlens_k);
+
+    /// The append that a caller describes.
+    ///
+    /// # Safety
+    ///
+    /// As [`read`].
+    pub unsafe fn read(address: Address<Self>) -> Result<Append> {
+        // SAFETY: the caller's promise.
+        let call = unsafe { read("call", address) }?;
+        reserved("reserved", call.reserved)?;
+        let mut shape = call.shape.shape()?;
+        shape.options.lines = call.cache_lines;
+        shape.options.chunk = size("attention_chunk", call.attention_chunk)?;
+        let operand = |name, tensor: Tensor| tensor.operand(name, shape.dtype);
+        let rotary = match (call.rotary_cos, call.rotary_sin) {
+            (0, 0) => None,
+            (cos, sin) => Some(Rotary {
+                cos,
+                sin,
+                places: size("rotary_places", call.rotary_places)?,
+                half: size("rotary_half", call.rotary_half)?,
+                is_interleaved: match call.rotary_interleaved {
+                    0 => false,
+                    1 => true,
+                    other => return Err(Error::argument("rotary_interleaved", other, "0 or 1")),
+                },
+                offsets: call.rotary_offsets,
+                q: operand("q", call.q)?,
+                turned: operand("q_turned", call.q_turned)?,
+            }),
+        };
+        Ok(Append {
+            shape,
+            k_new: operand("k_new", call.k_new)?,
+            v_new: operand("v_new", call.v_new)?,
+            k: operand("k", call.k)?,
+            v: operand("v", call.v)?,
+            pages: pages(call.block_table, [call.block_table_stride, call.block_table_columns, call.page_size])?,
+            lengths: call.seqlens_k,
+            seqlen_new: size("seqlen_new", call.seqlen_new)?,
+            rotary,
+        })
+    }
+}
+
 impl ForwardCall {
     /// Bytes up to the last field that every forward needs.
     pub const REQUIRED: usize = offset_of!(Self, lse);
@@ -231,33 +389,20 @@ impl ForwardCall {
     pub unsafe fn read(address: Address<Self>) -> Result<Call> {
         // SAFETY: the caller's promise.
         let call = unsafe { read("call", address) }?;
-        let pages = match call.block_table {
-            0 => {
-                let unused = [
-                    ("page_size", call.page_size),
-                    ("block_table_stride", call.block_table_stride),
-                    ("block_table_columns", call.block_table_columns),
-                ];
-                if let Some((name, number)) = unused.into_iter().find(|(_, number)| *number != 0) {
-                    return Err(Error::argument(name, number, "0 without a block_table"));
-                }
-                None
-            }
-            table => Some(Pages {
-                table,
-                stride: size("block_table_stride", call.block_table_stride)?,
-                columns: size("block_table_columns", call.block_table_columns)?,
-                size: size("page_size", call.page_size)?,
-            }),
-        };
+        let pages = pages(call.block_table, [call.block_table_stride, call.block_table_columns, call.page_size])?;
         let mut shape = call.shape.shape()?;
         // SAFETY: the caller's promise.
         unsafe { Options::apply(call.options, &mut shape) }?;
+        let (mut k, mut v) = (call.k, call.v);
+        shape.options.is_fp8 = k.take_fp8();
+        if v.take_fp8() != shape.options.is_fp8 {
+            return Err(Error::argument("v", "stored otherwise than k", "k and v both in FP8, or none"));
+        }
         Ok(Call::Forward(Forward {
             shape,
             q: call.q.operand("q", shape.dtype)?,
-            k: call.k.operand("k", shape.dtype)?,
-            v: call.v.operand("v", shape.dtype)?,
+            k: k.operand("k", shape.dtype)?,
+            v: v.operand("v", shape.dtype)?,
             out: call.out.operand("out", shape.dtype)?,
             lse: call.lse,
             pages,

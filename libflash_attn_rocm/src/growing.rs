@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use candle_flash_rocm::{Error, Result};
 
-use crate::call::{BackwardCall, ForwardCall, Options};
+use crate::call::{AppendCall, BackwardCall, ForwardCall, Options};
 
 /// An address in a struct of the caller's.
 pub type Address<T> = *const T;
@@ -40,6 +40,12 @@ unsafe impl Growing for ForwardCall {
 unsafe impl Growing for BackwardCall {
     const NAME: &'static str = "flash_attn_rocm_backward_call";
     const LEAST: usize = BackwardCall::REQUIRED;
+}
+
+// SAFETY: its fields are integers, floats and addresses.
+unsafe impl Growing for AppendCall {
+    const NAME: &'static str = "flash_attn_rocm_append_call";
+    const LEAST: usize = AppendCall::REQUIRED;
 }
 
 // SAFETY: its fields are integers, floats and addresses.

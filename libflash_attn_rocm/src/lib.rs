@@ -15,11 +15,11 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use candle_flash_rocm::driver::{Kernels, Platform};
-use candle_flash_rocm::raw::{Call, Plan, Scratch};
+use candle_flash_rocm::raw::{self, Call, Plan, Scratch};
 use candle_flash_rocm::store::Stores;
 use candle_flash_rocm::{Error, Result};
 
-use call::{BackwardCall, ForwardCall};
+use call::{AppendCall, BackwardCall, ForwardCall};
 
 const OK: c_int = 0;
 const INTERNAL: c_int = 8;
@@ -232,6 +232,23 @@ pub unsafe extern "C" fn flash_attn_rocm_backward(
 ) -> c_int {
     // SAFETY: the header's promises about the two addresses.
     answer(|| unsafe { launch(pointed("opened", opened)?, &BackwardCall::read(call)?, scratch, bytes, stream) })
+}
+
+/// See the header.
+#[no_mangle]
+pub unsafe extern "C" fn flash_attn_rocm_append(
+    opened: *const Opened,
+    call: *const AppendCall,
+    stream: *mut c_void,
+) -> c_int {
+    answer(|| {
+        // SAFETY: the header's promises about the two addresses.
+        let (opened, call) = unsafe { (pointed("opened", opened)?, AppendCall::read(call)?) };
+        // SAFETY: as in `launch`.
+        let stream = unsafe { opened.kernels.gpu().foreign_stream(stream as usize) };
+        // SAFETY: as in `launch`.
+        unsafe { raw::append(&opened.kernels, &stream, &call) }
+    })
 }
 
 /// See the header.

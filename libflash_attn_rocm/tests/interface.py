@@ -77,6 +77,10 @@ class Library:
         self.check(getattr(self.functions, f"flash_attn_rocm_{kind}_scratch")(opened, call, bytes_))
         return int(bytes_[0])
 
+    def append(self, opened: Any, call: Any) -> None:
+        """Launches an append on the default stream. Raises RuntimeError with the library's number and message."""
+        self.check(self.functions.flash_attn_rocm_append(opened, call, self.ffi.NULL))
+
     def scratch_bytes_up_to(self, opened: Any, call: Any) -> int:
         """Of a forward and of those with fewer keys."""
         bytes_ = self.ffi.new("size_t *")

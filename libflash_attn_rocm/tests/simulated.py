@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "candle-flash-rocm/tes
 
 import simulated_calls as crate  # noqa: E402 - after the path
 import torch  # noqa: E402
+from flash_attn.kernels.variants import Variant  # noqa: E402
 from interface import Library  # noqa: E402
 
 from amdgpu_simulator import gpu  # noqa: E402
@@ -41,18 +43,82 @@ def fields(case: crate.Case, tensors: dict[str, torch.Tensor]) -> dict[str, dict
         "softmax_scale": case.head_dim**-0.5, "window_left": -1, "window_right": -1,
     }  # fmt: skip
 
-    def operand(name: str) -> dict[str, int]:
-        tensor = tensors[name]
-        batch, row, head, _ = tensor.stride()
-        return {"data": tensor.data_ptr(), "batch_stride": batch, "row_stride": row, "head_stride": head}
-
-    forward = {name: operand(name) for name in ("q", "k", "v", "out")}
-    gradients = {name: operand(name) for name in ("dout", "dq", "dk", "dv")}
+    forward = {name: operand(tensors[name]) for name in ("q", "k", "v", "out")}
+    gradients = {name: operand(tensors[name]) for name in ("dout", "dq", "dk", "dv")}
     lse = {"lse": tensors["lse"].data_ptr()}
     return {
         "forward": {"shape": shape, **lse, **forward},
         "backward": {"shape": shape, **lse, **forward, **gradients},
     }
+
+
+def runner(loaded: list[crate.Loaded], memory: Any, kernels: list[str]) -> Callable[[packets.Packet], None]:
+    """Executes packets, and writes down the kernels that they launch."""
+
+    def run(packet: packets.Packet) -> None:
+        (kernel,) = (kernel for kernel in loaded if crate.is_of(packet, kernel.code))
+        kernels.append(kernel.name)
+        machine.launch(
+            kernel.program,
+            packet.blocks,
+            packet.block[0],
+            packet.content(),
+            memory,
+            shared=packet.shared,
+            complete=True,
+        )
+
+    return run
+
+
+def operand(tensor: torch.Tensor) -> dict[str, int]:
+    batch, row, head, _ = tensor.stride()
+    return {"data": tensor.data_ptr(), "batch_stride": batch, "row_stride": row, "head_stride": head}
+
+
+def compare_options(library: Library, opened: Any, loaded: list[crate.Loaded]) -> list[str]:
+    """What a node FLASH_ATTN_EXT of ggml has: a mask as a bias, sinks, softcap; and a dense cache with lengths.
+
+    Returns the names of the kernels that ran. Raises AssertionError for a wrong result.
+    """
+    torch.manual_seed(0)
+    batch, rows, heads, heads_k, dim = 2, 33, 2, 1, 32
+    q, out = (torch.randn(batch, rows, heads, dim, dtype=torch.float16) for _ in range(2))
+    k, v = (torch.randn(batch, rows, heads_k, dim, dtype=torch.float16) for _ in range(2))
+    bias, sinks = torch.randn(batch, 1, rows, rows, dtype=torch.float16), torch.randn(heads)
+    bias[:, :, torch.ones(rows, rows, dtype=torch.bool).triu(1)] = float("-inf")
+    lengths, lse = torch.tensor([33, 20], dtype=torch.int32), torch.empty(batch * heads * rows)
+    shape = {
+        "batch": batch, "heads": heads, "heads_k": heads_k, "head_dim": dim, "seqlen_q": rows, "seqlen_k": rows,
+        "softmax_scale": 0.3, "window_left": -1, "window_right": -1,
+    }  # fmt: skip
+    tensors = {"q": operand(q), "k": operand(k), "v": operand(v), "out": operand(out), "lse": lse.data_ptr()}
+    masked = {
+        "softcap": 2.0, "sinks": sinks.data_ptr(), "sinks_stored": 3, "bias": bias.data_ptr(),
+        "bias_batch_stride": rows * rows, "bias_row_stride": rows,
+    }  # fmt: skip
+    memory = gpu.ranges([q, k, v, out, bias, sinks, lengths, lse])
+    scores = (q.float().transpose(1, 2) @ k.float().transpose(1, 2).transpose(2, 3)) * 0.3
+    hidden = torch.arange(rows) >= lengths[:, None, None, None]
+    kernels: list[str] = []
+    for more, weights in (
+        (
+            {"options": masked},
+            torch.cat((2 * torch.tanh(scores / 2) + bias.float(), sinks[:, None, None].expand(2, 2, rows, 1)), -1)
+            .softmax(-1)[..., :-1],
+        ),
+        ({"seqlens_k": lengths.data_ptr()}, scores.masked_fill(hidden, float("-inf")).softmax(-1)),
+    ):  # fmt: skip
+        out.fill_(float("nan"))
+        call = library.call("forward", {"shape": shape, **tensors, **more})
+        with packets.runtime().serving(runner(loaded, memory, kernels), 1):
+            library.launch(opened, "forward", call)
+        exact = (weights @ v.float().transpose(1, 2)).transpose(1, 2)
+        error = float((out.float() - exact).abs().max() / exact.abs().max())
+        print(f"{next(iter(more))} {error:.1e}", end=" ")
+        if not error < 2e-2:
+            raise AssertionError(f"{more}: out is off by {error}")
+    return kernels
 
 
 def compare(library: Library, opened: Any, loaded: list[crate.Loaded], case: crate.Case) -> list[str]:
@@ -74,20 +140,7 @@ def compare(library: Library, opened: Any, loaded: list[crate.Loaded], case: cra
     memory = gpu.ranges([*tensors.values(), scratch])
     kernels: list[str] = []
 
-    def run(packet: packets.Packet) -> None:
-        (kernel,) = (kernel for kernel in loaded if crate.is_of(packet, kernel.code))
-        kernels.append(kernel.name)
-        machine.launch(
-            kernel.program,
-            packet.blocks,
-            packet.block[0],
-            packet.content(),
-            memory,
-            shared=packet.shared,
-            complete=True,
-        )
-
-    with packets.runtime().serving(run, case.launches):
+    with packets.runtime().serving(runner(loaded, memory, kernels), case.launches):
         for kind, call in calls.items():
             library.launch(opened, kind, call, address if size else 0, size)
     for name, exact in zip(("out", "dq", "dk", "dv"), crate.wanted(tensors, case), strict=True):
@@ -102,10 +155,11 @@ def main(path: str, target: str) -> None:
     os.environ["CANDLE_FLASH_ROCM_HIP"] = os.environ["AMDGPU_HIP"]
     library = Library(Path(path))
     with tempfile.TemporaryDirectory() as directory:
-        loaded = crate.stored(target, Path(directory))
+        loaded = crate.stored(target, Path(directory), [Variant("fwd", "fp16", 32, "bias")])
         opened = library.open(Path(directory))
         for case in CASES:
             print(target, *case, *compare(library, opened, loaded, case), flush=True)
+        print(target, *compare_options(library, opened, loaded), flush=True)
     print(f"{len(CASES)} calls on {target}", flush=True)
     os._exit(0)  # the threads of the simulated GPU do not end
 

@@ -58,7 +58,8 @@ fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(St
     if !kernels.choice().serves("asm-fwd", shape, is_paged)
         || !every_row_has_a_key
         || mask == Mask::Window
-        || (shape.dtype, shape.head_dim) != (Dtype::Bf16, HEAD_DIM)
+        || (shape.dtype, shape.head_dim, shape.head_dim_v) != (Dtype::Bf16, HEAD_DIM, HEAD_DIM)
+        || shape.options.needs_cache()
         || shape.softmax_scale < 0.0
         || [("q", call.q), ("k", call.k), ("v", call.v), ("q", call.out)]
             .iter()
@@ -97,7 +98,7 @@ pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Devi
     let shape = &call.shape;
     shape.check()?;
     for (name, operand) in [("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)] {
-        operand.check(name, shape.dtype)?;
+        operand.check(name, shape.vec())?;
     }
     let Some((kernel, mask)) = kernel(call, kernels, device) else { return Ok(None) };
     let is_empty = [shape.batch, shape.seqlen_q, shape.seqlen_k, shape.rows_q()].contains(&0);

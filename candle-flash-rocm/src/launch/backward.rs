@@ -1,9 +1,10 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
+use super::options::refuse;
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
 use super::signature::{Name, Values};
 use super::{variant, Backward, Operand, Shape};
-use crate::error::Result;
+use crate::error::{argument, Result};
 
 /// Splitting dk and dv is worthwhile if each program still processes this many queries, counted
 /// over its heads.
@@ -37,9 +38,20 @@ pub fn plan_backward(
         ("dv", call.dv),
     ];
     for (name, operand) in tensors {
-        operand.check(name, shape.dtype)?;
+        operand.check(name, shape.vec())?;
     }
-    let delta = if shape.lse_elements() == 0 { 0 } else { memory.allocate(shape.lse_elements() * 4)? };
+    refuse(&shape.options.of_a_cache(), "a backward cannot honour it: leave it out")?;
+    refuse(&[("leftpad_k", shape.options.leftpad != 0)], "a backward cannot honour it: leave it out")?;
+    if !variant::serves_pair(shape.head_dim, shape.head_dim_v) {
+        return argument(
+            "head_dim_v",
+            format!("{} beside head_dim {}", shape.head_dim_v, shape.head_dim),
+            "the same head dim, 64 beside 72 to 128, or 128 beside 136 to 192: pad v, or q and k, with zeros",
+        );
+    }
+    // The kernel of a bias leaves more behind it.
+    let arrays = if shape.options.bias.address == 0 { 1 } else { 2 };
+    let delta = if shape.lse_elements() == 0 { 0 } else { memory.allocate(arrays * shape.lse_elements() * 4)? };
     let mut steps = Vec::new();
     if shape.is_packed() {
         // The kernel writes the rows of sequences alone.
@@ -64,7 +76,7 @@ fn plan_norms(
 ) -> Result<()> {
     let shape = &call.shape;
     let planes = shape.batch * shape.heads_k;
-    let dq = variant::name("bwd-dq", shape.dtype, shape.head_dim, shape.kind())?;
+    let dq = variant::name(operation("bwd-dq", "bwd-dq-v", shape), shape.dtype, shape.head_dim, shape.kind())?;
     if !kernels.signature(&dq)?.has(Name::norms) {
         return Ok(());
     }
@@ -78,6 +90,15 @@ fn plan_norms(
     Ok(())
 }
 
+/// Flags of the kernels of a bias, which alone read sinks.
+fn of_bias(shape: &Shape) -> i32 {
+    if shape.options.bias.address == 0 {
+        0
+    } else {
+        shape.score_flags()
+    }
+}
+
 /// Rows of k in all.
 fn rows_k(shape: &Shape) -> usize {
     if shape.is_packed() {
@@ -87,19 +108,28 @@ fn rows_k(shape: &Shape) -> usize {
     }
 }
 
-/// A fill of zeros of a dense gradient.
-fn clear(operand: &Operand, rows: usize, heads: usize, shape: &Shape) -> Step {
-    let bytes = rows * heads * shape.head_dim * shape.dtype.size();
+/// The operation for v with the head dim of q and k, or with another head dim.
+fn operation(same: &'static str, other: &'static str, shape: &Shape) -> &'static str {
+    if shape.head_dim == shape.head_dim_v {
+        same
+    } else {
+        other
+    }
+}
+
+/// A fill of zeros of a dense gradient, whose rows have so many elements.
+fn clear(operand: &Operand, elements: usize, shape: &Shape) -> Step {
+    let bytes = elements * shape.dtype.size();
     Step::Fill(Fill { address: operand.address, pattern: 0, count: bytes / 4 })
 }
 
 fn plan_dq(call: &Backward, kernels: &dyn Catalogue, mut values: Values, steps: &mut Vec<Step>) -> Result<()> {
     let shape = &call.shape;
-    let kernel = variant::name("bwd-dq", shape.dtype, shape.head_dim, shape.kind())?;
+    let kernel = variant::name(operation("bwd-dq", "bwd-dq-v", shape), shape.dtype, shape.head_dim, shape.kind())?;
     let tile = kernels.tile(&kernel)?;
     let (blocks, planes, packed) = shape.grid(tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
     if blocks * planes == 0 {
-        steps.push(clear(&call.dq, shape.rows_q(), shape.heads, shape));
+        steps.push(clear(&call.dq, shape.rows_q() * shape.heads * shape.head_dim, shape));
         return Ok(());
     }
     let vec = shape.dtype.vec();
@@ -110,7 +140,7 @@ fn plan_dq(call: &Backward, kernels: &dyn Catalogue, mut values: Values, steps: 
         (Name::planes, shape.heads * shape.batch),
         (Name::chunk, chunk(planes, shape.is_even(), &tile)),
     ])?;
-    values.ints(&[(Name::flags, packed | shape.flags())]);
+    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape))]);
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     Ok(())
 }
@@ -124,17 +154,21 @@ fn plan_dkdv(
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
-    let kernel = variant::name("bwd-dkdv", shape.dtype, shape.head_dim, shape.kind())?;
+    let kernel = variant::name(operation("bwd-dkdv", "bwd-dkdv-v", shape), shape.dtype, shape.head_dim, shape.kind())?;
     let tile = kernels.tile(&kernel)?;
     let total_k = rows_k(shape);
     let (blocks, planes, packed) = shape.grid(tile.block_n, shape.seqlen_k, shape.heads_k, total_k);
     // dk and dv of all parts, in fp32, take no more memory than dq would.
     let most = shape.heads * shape.rows_q() / (2 * shape.heads_k * total_k).max(1);
-    let parts = if call.may_split { parts(shape, blocks * planes, most, device) } else { 1 };
+    let parts = if call.may_split && shape.head_dim == shape.head_dim_v {
+        parts(shape, blocks * planes, most, device)
+    } else {
+        1
+    };
     let planes = planes * parts;
     if blocks * planes == 0 {
-        steps.push(clear(&call.dk, total_k, shape.heads_k, shape));
-        steps.push(clear(&call.dv, total_k, shape.heads_k, shape));
+        steps.push(clear(&call.dk, total_k * shape.heads_k * shape.head_dim, shape));
+        steps.push(clear(&call.dv, total_k * shape.heads_k * shape.head_dim_v, shape));
         return Ok(());
     }
     let (mut dk, mut dv) = (call.dk, call.dv);
@@ -167,7 +201,7 @@ fn plan_dkdv(
         (Name::planes, shape.heads_k * parts * shape.batch),
         (Name::chunk, chunk(planes, shape.is_even(), &tile)),
     ])?;
-    values.ints(&[(Name::flags, packed | shape.flags())]);
+    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape))]);
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     if parts > 1 {
         for (from, to) in [(dk, call.dk), (dv, call.dv)] {

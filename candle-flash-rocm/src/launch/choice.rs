@@ -85,9 +85,18 @@ pub struct Choice {
 
 /// The options that a call uses, by their names in the table, beside its mask and its lengths.
 fn used(shape: &Shape, is_paged: bool) -> impl Iterator<Item = &'static str> {
-    [("softcap", shape.softcap != 0.0), ("alibi_slopes", shape.alibi_slopes != 0), ("block_table", is_paged)]
-        .into_iter()
-        .filter_map(|(name, is_used)| is_used.then_some(name))
+    let options = &shape.options;
+    [
+        ("softcap", shape.softcap != 0.0),
+        ("alibi_slopes", shape.alibi_slopes != 0),
+        ("s_aux", options.sinks != 0),
+        ("attn_bias", options.bias.address != 0),
+        ("dropout_p", options.dropout != 0.0),
+        ("leftpad_k", options.leftpad != 0),
+        ("block_table", is_paged),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_used)| is_used.then_some(name))
 }
 
 impl Choice {
@@ -100,7 +109,10 @@ impl Choice {
     /// The kernel providers for a call, fastest first. The rows are for calls without score
     /// modifiers. Other calls use the default.
     pub(super) fn sources(&self, operation: Operation, shape: &Shape, is_paged: bool) -> &[Source] {
-        if shape.head_dim > self.max_head_dim || self.flushed.iter().any(|name| name == shape.dtype.name()) {
+        if shape.head_dim > self.max_head_dim
+            || shape.head_dim_v != shape.head_dim
+            || self.flushed.iter().any(|name| name == shape.dtype.name())
+        {
             return &self.larger;
         }
         let measured = match operation {

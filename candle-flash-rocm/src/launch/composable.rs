@@ -66,7 +66,7 @@ impl Fields {
         self.ints(&[left, right]);
         self.floats(&[shape.softmax_scale, shape.softcap, 0.0]);
         let (lse_b, lse_h) = shape.lse_strides();
-        self.words(&[lse_b as u64, lse_h as u64, 0]);
+        self.words(&[lse_b as u64, lse_h as u64, shape.options.alibi_batch as u64]);
         self.words(&[shape.alibi_slopes, shape.cu_seqlens_q, shape.cu_seqlens_k, 0]);
     }
 
@@ -82,8 +82,11 @@ impl Fields {
 const MAX_HEAD_DIM: usize = 256;
 
 /// Whether Composable Kernel may have a kernel for a shape.
+///
+/// This project's kernels have the dropout of this crate, so that a backward draws the numbers of its forward.
 fn has_kernels(shape: &Shape) -> bool {
-    shape.dtype != Dtype::F32 && shape.head_dim <= MAX_HEAD_DIM
+    let is_known = shape.head_dim <= MAX_HEAD_DIM && shape.head_dim_v == shape.head_dim;
+    shape.dtype != Dtype::F32 && is_known && shape.options.dropout == 0.0 && !shape.options.needs_cache()
 }
 
 /// The plan of a forward by Composable Kernel; None where this project's own kernels have to do it.

@@ -1,10 +1,11 @@
 //! The plan of a forward.
 
+use super::options::refuse;
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::signature::Name;
 use super::split_kv::{self, Cache};
 use super::{variant, Dtype, Forward};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Plans a forward.
 ///
@@ -21,13 +22,18 @@ pub fn plan_forward(
     shape.check()?;
     let tensors = [("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)];
     for (name, operand) in tensors {
-        operand.check(name, shape.dtype)?;
+        operand.check(name, shape.vec())?;
     }
     if let Some(pages) = &call.pages {
         pages.check()?;
+        refuse(&[("cache_lines", shape.options.lines != 0)], "pages have a block_table instead: leave it out")?;
+        refuse(&[("bias", shape.options.bias.address != 0)], "kernels of pages have none: leave it out")?;
     }
-    if call.pages.is_some() && !shape.is_packed() {
-        return Err(Error::Unsupported("block_table: pages need cu_seqlens_q and cu_seqlens_k".into()));
+    if call.lengths != 0 {
+        refuse(&[("bias", shape.options.bias.address != 0)], "not with seqlens_k: let the bias hide keys by -inf")?;
+    }
+    if split_kv::is_needed(call) {
+        return split_kv::plan(&Cache::needed(call)?, kernels, device, memory);
     }
     let kernel = kernel_of(call, kernels)?;
     let tile = kernels.tile(&kernel)?;
@@ -39,7 +45,7 @@ pub fn plan_forward(
     let mut steps = Vec::new();
     if blocks * planes == 0 {
         // No program clears the rows outside of every sequence.
-        let elements = shape.rows_q() * shape.heads * shape.head_dim;
+        let elements = shape.out_elements();
         steps.push(Step::Fill(Fill {
             address: call.out.address,
             pattern: 0,
@@ -61,7 +67,7 @@ pub fn plan_forward(
         (Name::planes, shape.heads * shape.batch),
         (Name::chunk, chunk(planes, shape.is_even(), &tile)),
     ])?;
-    values.ints(&[(Name::flags, packed | call.flags())]);
+    values.ints(&[(Name::flags, packed | call.flags() | shape.score_flags())]);
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     Ok(steps)
 }
@@ -69,9 +75,12 @@ pub fn plan_forward(
 /// The forward kernel's name. Keys in pages take the faster kernel where no block of them crosses a page.
 fn kernel_of(call: &Forward, kernels: &dyn Catalogue) -> Result<String> {
     let shape = &call.shape;
-    let name = |operation| variant::name(operation, shape.dtype, shape.head_dim, shape.kind());
+    let suffix = if shape.head_dim == shape.head_dim_v { "" } else { "-v" };
+    let name = |operation: &str| {
+        variant::name(&format!("{operation}{suffix}"), shape.dtype, shape.head_dim, shape.forward_kind())
+    };
     let Some(pages) = call.pages else { return name("fwd") };
-    if shape.dtype != Dtype::F32 {
+    if shape.dtype != Dtype::F32 && shape.options.leftpad == 0 {
         let whole = name("fwd-paged-whole")?;
         let block_n = kernels.tile(&whole)?.block_n;
         if block_n > 0 && pages.size.is_multiple_of(block_n) {

@@ -4,6 +4,7 @@
 //! launch, with which grids and arguments. It is what the wheels' Python backends launch, byte for byte. The plan's types
 //! are private.
 
+mod append;
 mod assembly;
 mod backward;
 mod call;
@@ -20,13 +21,15 @@ mod split_kv;
 mod tensor;
 mod variant;
 
+pub use append::{Append, Rotary};
 pub use call::{Backward, Forward};
-pub use options::Options;
+pub use options::{Bias, Options};
 pub use plan::Memory;
 pub use shape::Shape;
 pub use tensor::{Operand, Pages};
 pub use variant::Dtype;
 
+pub(crate) use append::plan_append;
 pub(crate) use backward::plan_backward;
 pub(crate) use choice::{Choice, Source};
 pub(crate) use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
@@ -38,6 +41,7 @@ pub(crate) use sources::Sources;
 /// For this crate's own tests and examples. Any release may change or remove what is here.
 #[doc(hidden)]
 pub mod internals {
+    pub use super::append::plan_append;
     pub use super::backward::plan_backward;
     pub use super::choice::{Choice, Source};
     pub use super::composable::{plan_backward_ck, plan_forward_ck, Call, Planner};

@@ -1,18 +1,163 @@
 //! The options of a call beside its sizes and its mask.
 
+use super::{Dtype, Shape};
+use crate::error::{argument, Error, Result};
+
 /// Microseconds of the host for a second launch in a call: 2.4 for a split call, 0.7 for a plain one, from C with a HIP
 /// runtime that does nothing (2026-11-28).
 const HOST_COST: f64 = 2.0;
 
-/// Options of a call. The default is none.
+/// Rows of a tile of a bias span less than 2 GiB in fp32.
+const MAX_BIAS_ROW: i32 = 1 << 21;
+
+/// A number that is added to each score, after softcap; -inf hides a key. Strides are in elements, 0 for an axis that is
+/// shared; keys are dense.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bias {
+    /// Device address of `(batch, heads, seqlen_q, seqlen_k)`; 0 for none.
+    pub address: u64,
+    /// Elements from one sequence to the next.
+    pub batch: usize,
+    /// Elements from one head to the next.
+    pub head: usize,
+    /// Elements from one query to the next. -1 for a table of distances, `(batch, heads, seqlen_q + seqlen_k - 1)`: a
+    /// query's row begins one element before the row of the query before it. The address is of the first query's row.
+    pub row: i32,
+    /// Whether its elements are fp32, and not of the call's type.
+    pub is_fp32: bool,
+}
+
+/// Options of a call. The default is none. Addresses of 0 are options that are not used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Microseconds that the host needs for a second launch. A forward splits its keys where the GPU saves more.
     pub host_cost: f64,
+    /// Elements from one sequence's `Shape::alibi_slopes` to the next; 0 where all sequences share them.
+    pub alibi_batch: usize,
+    /// Device address of the sinks `(heads)`: a score of each head that joins the sum of the softmax and has no value.
+    pub sinks: u64,
+    /// Whether the sinks are fp32, and not of the call's type.
+    pub sinks_are_fp32: bool,
+    /// A bias of the scores.
+    pub bias: Bias,
+    /// Probability of dropping a weight.
+    pub dropout: f32,
+    /// Device address of int64 `(2)`: seed and offset of the random numbers of dropout.
+    pub rng_state: u64,
+    /// Device address of int32 `(batch)`: rows before the first key of each sequence.
+    pub leftpad: u64,
+    /// Keys of one chunk: a query sees the keys of its own chunk only; 0 for no chunks.
+    pub chunk: usize,
+    /// Device address of int32 `(batch)`: the line of k and v that is a sequence's cache; 0 for lines in order.
+    pub lines: u64,
+    /// Rows that were appended to each sequence's keys, which `Forward::lengths` does not count.
+    pub appended: usize,
+    /// Into how many parts the keys are split; 0 for as many as are fastest.
+    pub num_splits: usize,
+    /// Whether k and v are in the GPU's FP8 format, whose scales are `descales`.
+    pub is_fp8: bool,
+    /// Device addresses of fp32 `(batch, heads_k)`: what undoes the scales of q, k and v.
+    pub descales: [u64; 3],
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { host_cost: HOST_COST }
+        Self {
+            host_cost: HOST_COST,
+            alibi_batch: 0,
+            sinks: 0,
+            sinks_are_fp32: false,
+            bias: Bias::default(),
+            dropout: 0.0,
+            rng_state: 0,
+            leftpad: 0,
+            chunk: 0,
+            lines: 0,
+            appended: 0,
+            num_splits: 0,
+            is_fp8: false,
+            descales: [0; 3],
+        }
+    }
+}
+
+/// An option by its name, and whether a call uses it.
+pub(super) type Used = (&'static str, bool);
+
+impl Options {
+    /// The options that only kernels of a cache honour.
+    pub(super) fn of_a_cache(&self) -> [Used; 5] {
+        [
+            ("attention_chunk", self.chunk != 0),
+            ("cache_lines", self.lines != 0),
+            ("appended", self.appended != 0),
+            ("num_splits", self.num_splits != 0),
+            ("descales", self.is_fp8),
+        ]
+    }
+
+    pub(super) fn needs_cache(&self) -> bool {
+        self.of_a_cache().iter().any(|(_, is_used)| *is_used)
+    }
+
+    /// The options that only kernels of whole sequences honour.
+    pub(super) fn of_whole_sequences(&self) -> [Used; 2] {
+        [("attn_bias", self.bias.address != 0), ("dropout_p", self.dropout != 0.0)]
+    }
+
+    /// Checks what needs no other part of the call.
+    pub(super) fn check(&self, shape: &Shape) -> Result<()> {
+        if !(0.0..1.0).contains(&self.dropout) {
+            return argument("dropout", self.dropout, "0 for none, or a probability below 1");
+        }
+        if (self.dropout != 0.0) != (self.rng_state != 0) {
+            let wanted = "the address of two numbers of 64 bits with dropout, and none without";
+            return argument("rng_state", format!("{:#x} with dropout {}", self.rng_state, self.dropout), wanted);
+        }
+        if self.alibi_batch != 0 && shape.alibi_slopes == 0 {
+            return argument("alibi_batch_stride", self.alibi_batch, "0 without alibi_slopes");
+        }
+        let bias = &self.bias;
+        if !(-1..MAX_BIAS_ROW).contains(&bias.row) {
+            let wanted = format!("less than {MAX_BIAS_ROW}, or -1 for a table of distances");
+            return argument("bias", format!("row stride {}", bias.row), wanted);
+        }
+        if bias.address == 0 && *bias != Bias::default() {
+            return argument("bias", format!("{bias:?}"), "no strides without an address");
+        }
+        if bias.address != 0 {
+            let others = [
+                ("cu_seqlens_q", shape.cu_seqlens_q != 0),
+                ("alibi_slopes", shape.alibi_slopes != 0),
+                ("dropout", self.dropout != 0.0),
+                ("leftpad_k", self.leftpad != 0),
+            ];
+            refuse(&others, "a kernel with a bias cannot honour it: leave one of them out")?;
+        }
+        if self.appended > shape.seqlen_k {
+            return argument("appended", self.appended, format!("at most seqlen_k, {}", shape.seqlen_k));
+        }
+        if self.descales.iter().any(|&address| (address != 0) != self.is_fp8) {
+            return argument("descales", format!("{:?}", self.descales), "three addresses for an FP8 cache, else none");
+        }
+        if self.is_fp8 && shape.dtype == Dtype::F32 {
+            return argument("dtype", "fp32", "fp16 or bf16 queries over an FP8 cache");
+        }
+        if self.is_fp8 && self.sinks != 0 && !self.sinks_are_fp32 && shape.dtype == Dtype::F16 {
+            return argument("sinks", "fp16 over an FP8 cache", "fp32");
+        }
+        Ok(())
+    }
+}
+
+/// Refuses the first option that is used.
+///
+/// # Errors
+///
+/// With its name and `remedy`.
+pub(super) fn refuse(options: &[Used], remedy: &str) -> Result<()> {
+    match options.iter().find(|(_, is_used)| *is_used) {
+        Some((name, _)) => Err(Error::Unsupported(format!("{name}: {remedy}"))),
+        None => Ok(()),
     }
 }

@@ -21,8 +21,10 @@ pub struct Shape {
     pub heads: usize,
     /// Heads of k and v.
     pub heads_k: usize,
-    /// A multiple of 8 up to 512.
+    /// Of q and k: a multiple of 8 up to 512.
     pub head_dim: usize,
+    /// Of v and the result.
+    pub head_dim_v: usize,
     /// Queries of the longest sequence.
     pub seqlen_q: usize,
     /// Keys of the longest sequence.
@@ -67,6 +69,7 @@ impl Shape {
             heads,
             heads_k,
             head_dim,
+            head_dim_v: head_dim,
             seqlen_q,
             seqlen_k,
             total_q: 0,
@@ -91,11 +94,14 @@ impl Shape {
         if self.heads_k == 0 || !self.heads.is_multiple_of(self.heads_k) {
             return argument("heads_k", self.heads_k, format!("a divisor of heads, {}", self.heads));
         }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) {
-            return argument("head_dim", self.head_dim, "a multiple of 8: pad q, k and v with zeros");
-        }
-        if self.head_dim > variant::MAX_HEAD_DIM {
-            return argument("head_dim", self.head_dim, format!("at most {}", variant::MAX_HEAD_DIM));
+        let multiple = self.vec().max(8);
+        for (name, dim) in [("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)] {
+            if dim == 0 || !dim.is_multiple_of(multiple) {
+                return argument(name, dim, format!("a multiple of {multiple}: pad q, k and v with zeros"));
+            }
+            if dim > variant::MAX_HEAD_DIM {
+                return argument(name, dim, format!("at most {}", variant::MAX_HEAD_DIM));
+            }
         }
         let longest = OPEN_WINDOW as usize;
         if self.seqlen_q >= longest || self.seqlen_k >= longest {
@@ -106,7 +112,7 @@ impl Shape {
         let (batch, heads) = (self.batch.max(1), self.heads.max(self.heads_k));
         let padded = batch.checked_mul(self.seqlen_q.max(self.seqlen_k).max(1));
         let rows = padded.map(|rows| rows.max(self.total_q).max(self.total_k));
-        let elements = rows.and_then(|rows| rows.checked_mul(heads)?.checked_mul(self.head_dim));
+        let elements = rows.and_then(|rows| rows.checked_mul(heads)?.checked_mul(self.head_dim.max(self.head_dim_v)));
         if elements.is_none_or(|elements| elements > MAX_ELEMENTS) || self.batch >= longest {
             let found = format!("{} sequences of {} heads", self.batch, self.heads);
             return argument("q", found, format!("at most {MAX_ELEMENTS} elements: pass fewer rows at once"));
@@ -114,7 +120,16 @@ impl Shape {
         if (self.cu_seqlens_q == 0) != (self.cu_seqlens_k == 0) {
             return argument("cu_seqlens_q and cu_seqlens_k", "one of them", "both or none");
         }
-        Ok(())
+        self.options.check(self)
+    }
+
+    /// Elements in 16 bytes of the narrowest tensor, the unit of strides and head dims.
+    pub(super) fn vec(&self) -> usize {
+        if self.options.is_fp8 {
+            16
+        } else {
+            self.dtype.vec()
+        }
     }
 
     pub(super) fn is_packed(&self) -> bool {
@@ -133,6 +148,11 @@ impl Shape {
     pub(super) fn window(&self) -> (i32, i32) {
         let size = |size: Option<usize>| size.map_or(OPEN_WINDOW, |size| size.min(OPEN_WINDOW as usize) as i32);
         (size(self.window_left), size(self.window_right))
+    }
+
+    /// Elements of the result in all.
+    pub(super) fn out_elements(&self) -> usize {
+        self.rows_q() * self.heads * self.head_dim_v
     }
 
     /// Rows of q in all.
@@ -161,21 +181,37 @@ impl Shape {
 
     /// The kind of kernel that the call's scores need.
     pub(super) fn kind(&self) -> &'static str {
-        let (softcap, alibi) = (self.softcap > 0.0, self.alibi_slopes != 0);
-        // Plain kernels take the maximum of the scores before they scale them.
-        match (softcap, alibi) {
+        if self.options.bias.address != 0 {
+            return "bias";
+        }
+        let used = [
+            ("alibi", self.alibi_slopes != 0),
+            ("dropout", self.options.dropout != 0.0),
+            ("softcap", self.softcap > 0.0),
+        ];
+        let mut used = used.into_iter().filter_map(|(kind, is_used)| is_used.then_some(kind));
+        match (used.next(), used.next()) {
+            // Plain kernels take the maximum of the scores before they scale them.
             _ if self.softmax_scale <= 0.0 => "any",
-            (false, false) => "plain",
-            (true, true) => "any",
-            (true, false) => "softcap",
-            (false, true) => "alibi",
+            (None, _) => "plain",
+            (Some(kind), None) => kind,
+            _ => "any",
+        }
+    }
+
+    /// The kind of forward kernel. A backward needs no sinks, because the logarithms of the sums hold them.
+    pub(super) fn forward_kind(&self) -> &'static str {
+        match self.kind() {
+            kind if self.options.sinks == 0 || kind == "bias" => kind,
+            "plain" => "sink",
+            _ => "any",
         }
     }
 
     /// The arguments that kernels of whole sequences and of a cache have in common, with q, k, v and lse. No call here
-    /// has lengths, paddings, dropout, pages or sinks unless it sets them.
+    /// has lengths or pages unless it sets them.
     pub(super) fn values(&self, q: &Operand, k: &Operand, v: &Operand, lse: u64) -> Result<Values> {
-        let (mut values, vec) = (Values::new(), self.dtype.vec());
+        let (mut values, vec, options) = (Values::new(), self.vec(), &self.options);
         values.operand(Name::q, [Name::stride_qb, Name::stride_qm, Name::stride_qh], q, vec)?;
         values.operand(Name::k, [Name::stride_kb, Name::stride_kn, Name::stride_kh], k, vec)?;
         values.operand(Name::v, [Name::stride_vb, Name::stride_vn, Name::stride_vh], v, vec)?;
@@ -184,18 +220,25 @@ impl Shape {
             (Name::cu_seqlens_q, self.cu_seqlens_q),
             (Name::cu_seqlens_k, self.cu_seqlens_k),
             (Name::seqused_k, 0),
-            (Name::leftpad_k, 0),
+            (Name::leftpad_k, options.leftpad),
             (Name::alibi_slopes, self.alibi_slopes),
-            (Name::rng_state, 0),
+            (Name::rng_state, options.rng_state),
             (Name::block_table, 0),
-            (Name::sinks, 0),
+            (Name::sinks, options.sinks),
+            (Name::bias, options.bias.address),
         ]);
-        values.floats(&[(Name::scale, self.softmax_scale), (Name::softcap, self.softcap), (Name::p_dropout, 0.0)]);
+        values.floats(&[
+            (Name::scale, self.softmax_scale),
+            (Name::softcap, self.softcap),
+            (Name::p_dropout, options.dropout),
+        ]);
         let (lse_b, lse_h) = self.lse_strides();
         values.sizes(&[
             (Name::stride_lb, lse_b),
             (Name::stride_lh, lse_h),
-            (Name::stride_ab, 0),
+            (Name::stride_ab, options.alibi_batch),
+            (Name::stride_sb, options.bias.batch),
+            (Name::stride_sh, options.bias.head),
             (Name::nheads, self.heads),
             (Name::group, self.group()),
             (Name::seqlen_q, self.seqlen_q),
@@ -203,7 +246,11 @@ impl Shape {
             (Name::head_dim, self.head_dim / vec),
         ])?;
         let (left, right) = self.window();
-        values.ints(&[(Name::window_left, left), (Name::window_right, right)]);
+        values.ints(&[
+            (Name::window_left, left),
+            (Name::window_right, right),
+            (Name::stride_sm, options.bias.row),
+        ]);
         Ok(values)
     }
 
@@ -217,6 +264,18 @@ impl Shape {
         bit(self.cu_seqlens_q, flags::CU_SEQLENS_Q)
             | bit(self.cu_seqlens_k, flags::CU_SEQLENS_K)
             | bit(self.alibi_slopes, flags::ALIBI)
+            | bit(self.options.leftpad, flags::LEFTPAD_K)
+    }
+
+    /// Flags of kernels with sinks, and with a bias.
+    pub(super) fn score_flags(&self) -> i32 {
+        let Options { sinks, sinks_are_fp32, bias, .. } = self.options;
+        let of_sinks = match (sinks, sinks_are_fp32) {
+            (0, _) => 0,
+            (_, true) => flags::SINKS,
+            (_, false) => flags::SINKS | flags::SINKS_LIKE_OUT,
+        };
+        of_sinks | if bias.is_fp32 || (bias.address != 0 && self.dtype == Dtype::F32) { flags::BIAS_IS_FP32 } else { 0 }
     }
 
     /// A grid of blocks of so many rows: (blocks, planes, flag). As many blocks for each sequence and head as the

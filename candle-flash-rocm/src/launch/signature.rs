@@ -21,16 +21,19 @@ macro_rules! names {
 
 names! {
     q k v out lse delta dout dq dk dv norms partial partial_lse
-    cu_seqlens_q cu_seqlens_k seqused_k leftpad_k alibi_slopes rng_state block_table sinks
+    cu_seqlens_q cu_seqlens_k seqused_k leftpad_k alibi_slopes rng_state block_table sinks bias
+    k_new v_new q_turned cos sin cache_batch_idx rotary_seqlens
     q_descale k_descale v_descale
     scale softcap p_dropout page_inverse
     stride_qb stride_qm stride_qh stride_kb stride_kn stride_kh stride_vb stride_vn stride_vh
     stride_ob stride_om stride_oh stride_gb stride_gm stride_gh
     stride_dqb stride_dqm stride_dqh stride_dkb stride_dkn stride_dkh stride_dvb stride_dvn stride_dvh
-    stride_lb stride_lm stride_lh stride_ab stride_tb
+    stride_lb stride_lm stride_lh stride_ab stride_tb stride_sb stride_sh stride_sm
+    stride_nb stride_nm stride_nh stride_wb stride_wm stride_wh stride_cm
     stride_ps stride_pb stride_pm stride_ph stride_rs stride_rb stride_rm stride_rh
     page_size page_shift nheads nheads_k group parts seqlen_q seqlen_k seqlen_new capacity total_k head_dim head_dim_v
     window_left window_right m_blocks n_blocks planes chunk lse_rows num_splits flags
+    rotary_half places k_blocks q_blocks
 }
 
 /// The (batch, row, head) strides of a tensor.

@@ -98,8 +98,8 @@ impl Sources<'_> {
     ) -> Result<impl Iterator<Item = Source> + use<'_>> {
         shape.check()?;
         let all = match self.planner {
-            Some(_) => self.kernels.choice().sources(operation, shape, is_paged),
-            None => &[],
+            Some(_) if !shape.options.needs_cache() => self.kernels.choice().sources(operation, shape, is_paged),
+            _ => &[],
         };
         Ok(all.iter().copied().take_while(|source| *source != Source::Triton))
     }

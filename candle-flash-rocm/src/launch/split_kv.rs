@@ -1,9 +1,10 @@
 //! When the keys of a forward are shared out among programs, and the plan of such a call: attend in parts, join them.
 
+use super::options::refuse;
 use super::plan::{line, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::signature::{Name, Values};
-use super::{flags, variant, Forward, Operand, Shape};
-use crate::error::{argument, Result};
+use super::{flags, variant, Dtype, Forward, Operand, Shape};
+use crate::error::{argument, Error, Result};
 
 /// Rows of queries that share a key head, which `decode` takes at once, and `extend`.
 const DECODE_ROWS: usize = 16;
@@ -53,10 +54,19 @@ pub(super) struct Cache<'a> {
     call: &'a Forward,
 }
 
+/// Whether only kernels of a cache serve a call: they honour more options, and take every pair of head dims.
+pub(super) fn is_needed(call: &Forward) -> bool {
+    let shape = &call.shape;
+    shape.options.needs_cache() || !variant::serves_pair(shape.head_dim, shape.head_dim_v)
+}
+
 impl<'a> Cache<'a> {
     /// The call over a cache where that is faster than the forward kernel, whose tiles have `block_m` rows.
     pub fn of(call: &'a Forward, block_m: usize, device: Device) -> Option<Self> {
         let shape = &call.shape;
+        if shape.options.of_whole_sequences().iter().any(|(_, is_used)| *is_used) {
+            return None;
+        }
         if shape.is_packed() && call.lengths == 0 {
             return None;
         }
@@ -64,6 +74,34 @@ impl<'a> Cache<'a> {
             return None;
         }
         is_profitable(shape, block_m, device).then_some(Self { call })
+    }
+
+    /// The call over a cache where no other kernel serves it.
+    ///
+    /// # Errors
+    ///
+    /// If no kernel serves the call, by the name of what it asks for.
+    pub fn needed(call: &'a Forward) -> Result<Self> {
+        let shape = &call.shape;
+        let used = shape.options.of_a_cache().into_iter().find(|(_, is_used)| *is_used);
+        let name = used.map_or("head_dim_v", |(name, _)| name);
+        let remedy = format!("a kernel with {name} cannot honour it: leave one of them out");
+        refuse(&shape.options.of_whole_sequences(), &remedy)?;
+        let remedy = format!("wanted with packed rows and {name}: pass the number of keys of each sequence");
+        refuse(&[("seqlens_k", shape.is_packed() && call.lengths == 0)], &remedy)?;
+        if shape.options.appended != 0 || shape.options.lines != 0 {
+            let packed_keys = shape.is_packed() && call.pages.is_none();
+            refuse(&[("cu_seqlens_k", packed_keys)], "packed keys are no cache: leave out cache_lines and appended")?;
+        }
+        if let Some(pages) = call.pages {
+            let unit = if pages.size.is_multiple_of(PAGE_UNIT) { PAGE_UNIT } else { 1 };
+            let room = pages.columns.saturating_mul(pages.size);
+            if room / unit >= MAX_PAGE_UNITS {
+                let limit = format!("less than {} with {} rows a page", MAX_PAGE_UNITS * unit, pages.size);
+                return argument("block_table", format!("room for {room} keys a sequence"), limit);
+            }
+        }
+        Ok(Self { call })
     }
 }
 
@@ -81,7 +119,7 @@ pub(super) fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bo
     if let (Some(left), Some(right)) = (shape.window_left, shape.window_right) {
         seen = seen.min(left.saturating_add(shape.seqlen_q).saturating_add(right));
     }
-    let dim = shape.head_dim;
+    let dim = shape.head_dim.max(shape.head_dim_v);
     let (Some(&(_, alone, tile, read)), Some(&(_, decode, extend))) =
         (FORWARD.iter().find(|row| dim <= row.0), PARTS.iter().find(|row| dim <= row.0))
     else {
@@ -124,11 +162,31 @@ fn splits(programs: usize, blocks: usize, units: usize, rows: usize) -> usize {
     best
 }
 
+/// Names of FP8 formats, of which a store has the one of its GPU.
+const FP8: [&str; 2] = ["fp8e4nv", "fp8e4b8"];
+
 /// The kernel for this number of rows per key head, and the rows and keys of its tile.
 fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(String, usize, usize)> {
-    let shape = &call.shape;
-    let kind = if shape.softcap == 0.0 && shape.alibi_slopes == 0 { "plain" } else { "any" };
-    let name = |operation: &str| variant::name(operation, shape.dtype, shape.head_dim, kind);
+    let (shape, options) = (&call.shape, &call.shape.options);
+    let kind = match (shape.softcap == 0.0 && shape.alibi_slopes == 0, options.sinks) {
+        (false, _) => "any",
+        (true, 0) => "plain",
+        (true, _) => "sink",
+    };
+    let dim = shape.head_dim.max(shape.head_dim_v);
+    let named = |operation: &str, element| variant::name_of(operation, element, dim, kind);
+    let name = |operation: &str| {
+        if !options.is_fp8 {
+            return named(operation, shape.dtype.name());
+        }
+        for element in FP8 {
+            let name = named(operation, element)?;
+            if kernels.has(&name) {
+                return Ok(name);
+            }
+        }
+        Err(Error::Unsupported(format!("k: stored as fp8, and this store has no kernel {operation} for it")))
+    };
     let mut operation = "decode";
     let mut kernel = name(operation)?;
     let mut tile = kernels.tile(&kernel)?;
@@ -138,7 +196,8 @@ fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(St
         tile = kernels.tile(&kernel)?;
     }
     let page_size = call.pages.map_or(ENDLESS, |pages| pages.size);
-    if tile.block_n == 0 || !page_size.is_multiple_of(tile.block_n) {
+    let is_padded = call.pages.is_some() && options.leftpad != 0;
+    if is_padded || tile.block_n == 0 || !page_size.is_multiple_of(tile.block_n) {
         kernel = name(&format!("{operation}-paged"))?;
         tile = kernels.tile(&kernel)?;
     }
@@ -153,35 +212,40 @@ pub(super) fn plan(
     memory: &mut dyn Memory,
 ) -> Result<Vec<Step>> {
     let call = cache.call;
-    let shape = &call.shape;
+    let (shape, options) = (&call.shape, &call.shape.options);
     let rows = shape.seqlen_q * shape.group();
     let (kernel, block_m, block_n) = kernel_of(call, rows, kernels)?;
     let (page_size, table, table_stride, capacity) = match call.pages {
         Some(pages) => (pages.size, pages.table, pages.stride, pages.columns * pages.size),
         // Each packed sequence is a line that starts at its own row.
         None if shape.is_packed() => (ENDLESS, shape.cu_seqlens_k, 1, shape.total_k),
+        None if options.lines != 0 => (ENDLESS, options.lines, 1, shape.seqlen_k),
         None => (ENDLESS, 0, 0, shape.seqlen_k),
     };
     let line_of =
         |operand: Operand| if shape.is_packed() && call.pages.is_none() { operand.as_lines() } else { operand };
     let unit = if page_size.is_multiple_of(PAGE_UNIT) { PAGE_UNIT } else { 1 };
-    // Keys of the longest sequence, as far as the host knows.
-    let length = shape.seqlen_k.min(capacity);
+    // Keys of the longest sequence, as far as the host knows, with those that were appended and without them.
+    let whole = shape.seqlen_k.min(capacity);
+    let length = (shape.seqlen_k - options.appended).min(capacity);
     let (left, right) = shape.window();
     let blocks_m = rows.div_ceil(block_m.max(1));
     let programs = blocks_m * shape.heads_k * shape.batch;
-    let seen = length.min(left as usize + right as usize + shape.seqlen_q);
+    let seen = whole.min(left as usize + right as usize + shape.seqlen_q);
     let blocks = seen.div_ceil(block_n.max(1));
-    let num_splits = splits(programs, blocks, device.compute_units, block_m);
+    let num_splits = match options.num_splits {
+        0 => splits(programs, blocks, device.compute_units, block_m),
+        count => count.min(blocks.max(1)),
+    };
 
     let elements = shape.lse_elements();
     let mut steps = Vec::new();
     let (mut partial, mut partial_lse) = (call.lse, call.lse);
     if num_splits > 1 {
-        if elements * shape.head_dim >= 1 << 31 {
-            return argument("q", format!("{elements} rows of {}", shape.head_dim), "fewer rows at once");
+        if elements * shape.head_dim_v >= 1 << 31 {
+            return argument("q", format!("{elements} rows of {}", shape.head_dim_v), "fewer rows at once");
         }
-        partial = memory.allocate(num_splits * elements * shape.head_dim * 4)?;
+        partial = memory.allocate(num_splits * elements * shape.head_dim_v * 4)?;
         partial_lse = memory.allocate(num_splits * elements * 4)?;
     }
     if shape.is_packed() {
@@ -189,30 +253,32 @@ pub(super) fn plan(
         let pattern = f32::INFINITY.to_bits();
         steps.push(Step::Fill(Fill { address: partial_lse, pattern, count: num_splits * elements }));
         if num_splits == 1 {
-            let count = shape.total_q * shape.heads * shape.head_dim * shape.dtype.size() / 4;
+            let count = shape.out_elements() * shape.dtype.size() / 4;
             steps.push(Step::Fill(Fill { address: call.out.address, pattern: 0, count }));
         }
     }
-    let mut bits = shape.flags() & !flags::CU_SEQLENS_K;
-    if call.lengths != 0 {
-        bits |= flags::SEQUSED_K;
+    let mut bits = call.flags() & !flags::CU_SEQLENS_K | shape.score_flags();
+    let mut descales = [call.lse; 3]; // only FP8 tensors have scales
+    if options.is_fp8 {
+        descales = options.descales;
+        bits |= flags::DESCALE | flags::QUERY_HAS_16_BITS;
+        bits |= if shape.dtype == Dtype::F16 { flags::QUERY_IS_FP16 } else { 0 };
     }
     if table != 0 {
         bits |= flags::BLOCK_TABLE;
     }
-    let vec = shape.dtype.vec();
+    let vec = shape.vec();
     let mut values = shape.values(&call.q, &line_of(call.k), &line_of(call.v), call.lse)?;
     values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, vec)?;
     values.pointers(&[
         (Name::partial, partial),
         (Name::partial_lse, partial_lse),
-        (Name::cu_seqlens_k, 0), // of new keys, which no call here has
+        (Name::cu_seqlens_k, 0), // of packed new keys, which no call here has
         (Name::seqused_k, call.lengths),
         (Name::block_table, table),
-        // Only FP8 tensors have scales.
-        (Name::q_descale, call.lse),
-        (Name::k_descale, call.lse),
-        (Name::v_descale, call.lse),
+        (Name::q_descale, descales[0]),
+        (Name::k_descale, descales[1]),
+        (Name::v_descale, descales[2]),
     ]);
     values.floats(&[(Name::page_inverse, (unit as f64 / page_size as f64) as f32)]);
     values.sizes(&[
@@ -221,10 +287,10 @@ pub(super) fn plan(
         (Name::page_shift, if unit == PAGE_UNIT { 4 } else { 0 }),
         (Name::nheads_k, shape.heads_k),
         (Name::seqlen_k, length),
-        (Name::seqlen_new, 0),
+        (Name::seqlen_new, options.appended),
         (Name::capacity, capacity),
-        (Name::head_dim_v, shape.head_dim / vec),
-        (Name::chunk, 0),
+        (Name::head_dim_v, shape.head_dim_v / vec),
+        (Name::chunk, options.chunk),
         (Name::lse_rows, elements),
         (Name::m_blocks, blocks_m),
         (Name::num_splits, num_splits),
@@ -241,7 +307,7 @@ pub(super) fn plan(
 fn join(call: &Forward, kernels: &dyn Catalogue, partial: u64, partial_lse: u64, num_splits: usize) -> Result<Step> {
     let shape = &call.shape;
     let elements = shape.lse_elements();
-    let dim = shape.head_dim;
+    let dim = shape.head_dim_v;
     let kind = if num_splits > MANY_PARTS && elements <= FEW_ROWS { "wide" } else { "plain" };
     let kernel = variant::name("combine", shape.dtype, dim, kind)?;
     kernels.tile(&kernel)?;

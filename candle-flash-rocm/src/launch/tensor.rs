@@ -1,6 +1,5 @@
 //! Tensors of a call by their addresses and strides.
 
-use super::Dtype;
 use crate::error::{argument, Result};
 
 /// Row strides are smaller than this, in units of 16 bytes.
@@ -39,13 +38,16 @@ impl Operand {
         Self { batch: self.row, ..self }
     }
 
-    pub(super) fn check(&self, name: &'static str, dtype: Dtype) -> Result<()> {
+    pub(super) fn check(&self, name: &'static str, vec: usize) -> Result<()> {
         if !self.address.is_multiple_of(16) {
             return argument(name, format!("address {:#x}", self.address), "a multiple of 16 bytes");
         }
-        let vec = dtype.vec();
         if [self.batch, self.row, self.head].iter().any(|stride| !stride.is_multiple_of(vec)) {
-            return argument(name, format!("strides {self:?}"), format!("multiples of {vec} elements, 16 bytes"));
+            return argument(
+                name,
+                format!("strides {self:?}"),
+                format!("multiples of {vec} elements, the 16 bytes that a kernel reads at once"),
+            );
         }
         if self.row >= MAX_ROW_STRIDE * vec {
             return argument(name, format!("row stride {}", self.row), format!("less than {}", MAX_ROW_STRIDE * vec));

@@ -44,27 +44,55 @@ impl Dtype {
     }
 }
 
+/// The largest head dim of q and k of kernels of whole sequences whose v has a head dim of its own, and that head dim.
+const VALUE_DIMS: [(usize, usize); 2] = [(128, 64), (192, 128)];
+
+/// Whether kernels of whole sequences take v of this head dim. Kernels of a cache take every pair.
+pub(super) fn serves_pair(head_dim: usize, head_dim_v: usize) -> bool {
+    let fits = |&(size, value): &(usize, usize)| head_dim <= size && head_dim_v <= value && value < head_dim;
+    head_dim == head_dim_v || VALUE_DIMS.iter().find(|row| fits(row)).is_some_and(|row| row.1 == head_dim_v)
+}
+
 /// The name of the kernel that serves an operation for a head dim and kind.
 pub(super) fn name(operation: &str, dtype: Dtype, head_dim: usize, kind: &str) -> Result<String> {
+    name_of(operation, dtype.name(), head_dim, kind)
+}
+
+/// As [`name`], for an element type by its name in a store.
+pub(super) fn name_of(operation: &str, element: &str, head_dim: usize, kind: &str) -> Result<String> {
+    let is_cache = ["decode", "extend"].iter().any(|start| operation.starts_with(start));
+    let has_value_dim = operation.ends_with("-v");
     let buckets: &[usize] = match operation {
         "combine" => &[128],
-        "decode" | "decode-paged" | "extend" | "extend-paged" => &[64, 128, 256, 512],
+        "append" => &[64],
+        _ if is_cache => &[64, 128, 256, 512],
+        _ if has_value_dim => &[128, 192],
         _ => &[32, 64, 96, 128, 192, 256, 512],
     };
     let bucket = match operation {
-        "combine" => buckets.first(),
+        "combine" | "append" => buckets.first(),
         _ => buckets.iter().find(|&&bucket| head_dim <= bucket),
     };
     let Some(bucket) = bucket else {
         return Err(Error::Unsupported(format!("head_dim: got {head_dim}, the kernels reach to {MAX_HEAD_DIM}")));
     };
+    let is_wide = element == "fp32" || *bucket == 512;
     let kinds: &[&str] = match operation {
         "combine" => &["plain", "wide"],
-        "decode" | "decode-paged" | "extend" | "extend-paged" => &["plain", "any"],
-        _ if dtype == Dtype::F32 || operation.starts_with("fwd-paged") || *bucket == 512 => &["plain", "any"],
-        _ => &["plain", "alibi", "dropout", "softcap", "any"],
+        "append" => &["plain"],
+        _ if has_value_dim => &["plain", "any"],
+        _ if is_cache || operation.starts_with("fwd-paged") => {
+            if is_wide {
+                &["plain", "any"]
+            } else {
+                &["plain", "sink", "any"]
+            }
+        }
+        _ if is_wide => &["plain", "bias", "any"],
+        "fwd" => &["plain", "sink", "alibi", "dropout", "softcap", "bias", "any"],
+        _ => &["plain", "alibi", "dropout", "softcap", "bias", "any"],
     };
     let serving = if kinds.contains(&kind) { kind } else { kinds[kinds.len() - 1] };
     let suffix = if serving == kinds[0] { String::new() } else { format!("-{serving}") };
-    Ok(format!("{operation}-{}-d{bucket}{suffix}", dtype.name()))
+    Ok(format!("{operation}-{element}-d{bucket}{suffix}"))
 }

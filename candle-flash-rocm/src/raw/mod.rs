@@ -53,7 +53,7 @@ mod workspace;
 
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Backward, Forward, Step};
+use crate::launch::{plan_append, Append, Backward, Forward, Step};
 pub use planned::Plan;
 pub use scratch::{Call, Scratch};
 pub use workspace::Workspace;
@@ -88,6 +88,21 @@ pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Worksp
 pub unsafe fn backward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Backward) -> Result<()> {
     workspace.reset();
     let steps = kernels.sources().backward(call, workspace)?;
+    // SAFETY: as in `forward`.
+    unsafe { run(kernels, stream, &steps) }
+}
+
+/// Launches an append on a stream.
+///
+/// # Safety
+///
+/// As [`forward`].
+///
+/// # Errors
+///
+/// As [`forward`].
+pub unsafe fn append(kernels: &Kernels, stream: &Stream, call: &Append) -> Result<()> {
+    let steps = plan_append(call, kernels)?;
     // SAFETY: as in `forward`.
     unsafe { run(kernels, stream, &steps) }
 }

@@ -6,7 +6,7 @@ use super::run;
 use super::scratch::{Call, Scratch};
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Backward, Forward, Operand, Options, Pages, Shape, Step};
+use crate::launch::{Argument, Backward, Bias, Forward, Operand, Options, Pages, Shape, Step};
 
 /// Stand-ins for addresses: place `n` of a call is in the middle of `1 << PLACE_BITS` bytes. Two bases tell which words of
 /// a plan are addresses: those that differ between two plans.
@@ -21,9 +21,12 @@ fn stand_in(base: u64, place: usize) -> u64 {
 /// The place of the scratch memory; the addresses of a call follow.
 const SCRATCH: usize = 0;
 
-/// Bytes of which addresses are multiples: rows that kernels read in pieces of 16 bytes, and single numbers.
+/// Bytes of which addresses are multiples: rows that kernels read in pieces of 16 bytes, and single numbers of 64, 32 and
+/// at least 16 bits.
 const ROWS: u64 = 16;
+const WORDS: u64 = 8;
 const NUMBERS: u64 = 4;
+const HALVES: u64 = 2;
 
 /// An address of a call: its name, its alignment in bytes, and the field itself.
 struct Address<'a> {
@@ -64,14 +67,15 @@ fn numbers<'a>(name: &'static str, field: &'a mut u64) -> Address<'a> {
     Address { name, alignment: NUMBERS, field }
 }
 
-/// The addresses of a shape. A new field of `Shape` has to be named here, or this does not compile.
-fn of_shape(shape: &mut Shape) -> [Address<'_>; 3] {
+/// The addresses of a shape and its options. A new field has to be named here, or this does not compile.
+fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
     let Shape {
         dtype: _,
         batch: _,
         heads: _,
         heads_k: _,
         head_dim: _,
+        head_dim_v: _,
         seqlen_q: _,
         seqlen_k: _,
         total_q: _,
@@ -83,17 +87,42 @@ fn of_shape(shape: &mut Shape) -> [Address<'_>; 3] {
         alibi_slopes,
         cu_seqlens_q,
         cu_seqlens_k,
-        options: Options { host_cost: _ },
+        options,
     } = shape;
+    let Options {
+        host_cost: _,
+        alibi_batch: _,
+        sinks,
+        sinks_are_fp32: _,
+        bias: Bias { address: bias, batch: _, head: _, row: _, is_fp32: _ },
+        dropout: _,
+        rng_state,
+        leftpad,
+        chunk: _,
+        lines,
+        appended: _,
+        num_splits: _,
+        is_fp8: _,
+        descales: [q_descale, k_descale, v_descale],
+    } = options;
     [
         numbers("alibi_slopes", alibi_slopes),
         numbers("cu_seqlens_q", cu_seqlens_q),
         numbers("cu_seqlens_k", cu_seqlens_k),
+        Address { name: "sinks", alignment: HALVES, field: sinks },
+        Address { name: "bias", alignment: HALVES, field: bias },
+        Address { name: "rng_state", alignment: WORDS, field: rng_state },
+        numbers("leftpad_k", leftpad),
+        numbers("cache_lines", lines),
+        numbers("q_descale", q_descale),
+        numbers("k_descale", k_descale),
+        numbers("v_descale", v_descale),
     ]
+    .into_iter()
 }
 
 fn of_call(call: &mut Call) -> Vec<Address<'_>> {
-    let mut addresses = Vec::with_capacity(16);
+    let mut addresses = Vec::with_capacity(24);
     match call {
         Call::Forward(Forward { shape, q, k, v, out, lse, pages, lengths }) => {
             addresses.extend([rows("q", q), rows("k", k), rows("v", v), rows("out", out)]);

@@ -12,7 +12,7 @@ const MAX_THREADS: u32 = 1024;
 
 /// Maximum size in bytes of a structure argument, and maximum number of arguments.
 const MAX_STRUCTURE: usize = 4096;
-const MAX_PARAMETERS: usize = 64;
+const MAX_PARAMETERS: usize = 128;
 
 /// An argument of a kernel, by its letter in the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,6 +243,6 @@ mod tests {
         for wrong in ["B0", "B", "K", "K0", "B-1", "Px", "0P", "B5000"] {
             assert!(parameters(wrong).is_err(), "{wrong}");
         }
-        assert!(parameters(&"P".repeat(65)).is_err());
+        assert!(parameters(&"P".repeat(MAX_PARAMETERS + 1)).is_err());
     }
 }
