@@ -44,7 +44,7 @@ def test_requested_targets(data: Versions, cell: Cell, requested: list[str], exp
 
 EVERY = (
     "gfx908, gfx90a, gfx942, gfx950, gfx1010, gfx1011, gfx1012, gfx1030, gfx1031, gfx1032, gfx1033, gfx1034, gfx1035, "
-    "gfx1036, gfx1100, gfx1101, gfx1102, gfx1103, gfx1150, gfx1151, gfx1152, gfx1153, gfx1200, gfx1201, gfx1250"
+    "gfx1036, gfx1100, gfx1101, gfx1102, gfx1103, gfx1150, gfx1151, gfx1152, gfx1153, gfx1200, gfx1201"
 )
 
 
@@ -130,8 +130,7 @@ def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
 
 def test_the_universal_wheel_has_a_generic_target_for_the_relatives_of_a_gpu(data: Versions) -> None:
     assert " ".join(universal(data, None)) == (
-        "gfx908 gfx90a gfx942 gfx950 gfx10-1-generic gfx1030 gfx10-3-generic gfx1100 gfx11-generic gfx12-generic "
-        "gfx1250"
+        "gfx908 gfx90a gfx942 gfx950 gfx10-1-generic gfx1030 gfx10-3-generic gfx1100 gfx11-generic gfx12-generic"
     )
     assert universal(data, ["gfx1103", "gfx942"]) == ("gfx942", "gfx1103")
     rows = sources.module("kernels.targets").TARGETS

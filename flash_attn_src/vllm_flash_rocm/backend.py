@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from flash_attn.calls import Options
-from flash_attn.kernels.targets import TARGETS
+from flash_attn.kernels.targets import NOT_EXECUTED, TARGETS
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
@@ -25,10 +25,8 @@ def _targets(capability: Any) -> list[str]:
 
 
 def serves_gpu(capability: Any) -> bool:
-    """Whether this vLLM is for ROCm and flash_attn has kernels for GPUs of the capability, MI450 excepted: nothing has
-    executed its kernels.
-    """
-    return bool(current_platform.is_rocm() and set(_targets(capability)) - {"gfx1250"})
+    """Whether this vLLM is for ROCm and flash_attn has kernels for the capability that something has executed."""
+    return bool(current_platform.is_rocm() and {*_targets(capability)} - {*NOT_EXECUTED})
 
 
 class FlashRocmBackend(AttentionBackend):

@@ -32,7 +32,6 @@ CONFIGURATIONS = {
     "gfx1100": "gfx1100_w7900.json",
     "gfx1151": "gfx1151.json",
     "gfx1201": "gfx1201_r9700.json",
-    "gfx1250": "gfx1250_mi455x.json",
 }
 _NAMES = ("rocjitsu", "mirage")  # of the program; it was called mirage for some months of 2026
 _GRACE_SECONDS = 3600  # of the last test, which may begin at the end of its minutes

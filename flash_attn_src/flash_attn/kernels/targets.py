@@ -21,7 +21,7 @@ ERRATA = ("flushes_subnormals", "vopd_hazard")
 Hazard = Literal[
     "gfx9", "gfx940", "mfma", "mfma_gfx908", "gfx950",  # CDNA
     "gfx10", "gfx101", "vcmpx_permlane", "transcendental", "wmma", "sgpr_rewrite",  # RDNA
-    "wmma_coexecution", "vopd3", "xcnt",  # gfx1250
+    "wmma_coexecution", "vopd3", "xcnt", "entry",  # gfx1250
 ]  # fmt: skip
 
 
@@ -198,11 +198,14 @@ TARGETS: dict[str, Target] = {
     **_rows(_RDNA3, "gfx11-generic", hazards=_GFX110, made_for="gfx1100", registers=1024),
     **_rows(_RDNA4, "gfx12-generic", hazards=_GFX120, made_for="gfx1201"),
     **_rows(
-        _RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3", "xcnt"), shared_memory=320 * KIB, registers=1024,
-        descriptor_granule=16,
+        _RDNA4, "gfx1250", hazards=("wmma_coexecution", "vopd3", "xcnt", "entry"), shared_memory=320 * KIB,
+        registers=1024, descriptor_granule=16,
     ),
     **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv", matrix_unit="wgmma"),
 }  # fmt: skip
+# No wheel has kernels for these targets, because neither the simulator nor a GPU has executed any. Triton compiles them
+# at their first call.
+NOT_EXECUTED = ("gfx1250",)
 _CUDA = re.compile(r"sm_[1-9]\d{1,2}")
 
 
@@ -275,14 +278,14 @@ def override(name: str) -> tuple[str, str] | None:
 
 
 def compiled(name: str, *, windows: bool = False) -> bool:
-    """Whether wheels can have kernels for a GPU of AMD. windows: wheels for Windows, where torch serves Radeon GPUs.
+    """Whether Triton compiles kernels for a GPU of AMD. windows: in Windows, where torch serves Radeon GPUs.
 
     Triton compiles for no GPU of the Vega generation.
     """
     row = TARGETS.get(name)
     if row is None or row.family == "nvidia" or (row.family == "cdna" and row.matrix_unit is None):
         return False
-    return not windows or (row.family.startswith("rdna") and name != "gfx1250")
+    return not windows or (row.family.startswith("rdna") and name not in NOT_EXECUTED)
 
 
 def by_elf_machine(number: int) -> str | None:

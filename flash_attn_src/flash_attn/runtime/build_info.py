@@ -83,7 +83,7 @@ def build_command(version: str, target: str, *, windows: bool = PLATFORM.is_wind
 
     "" where no such wheel is built.
     """
-    if not targets.compiled(target, windows=windows):
+    if target in targets.NOT_EXECUTED or not targets.compiled(target, windows=windows):
         return ""
     return f"PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {version}{' --platform windows' if windows else ''}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
 
@@ -17,20 +17,37 @@ def before(kernel: Kernel, start: State, after: Callable[[Instruction, State], S
 
     start: the state before the first instruction. after: the state that an instruction leaves.
     """
-    joins = Counter(at for following in kernel.followers for at in following)
+    return before_each(kernel, start, lambda _, one, state: after(one, state), range(len(kernel.instructions)))
+
+
+def before_each(
+    kernel: Kernel, start: State, after: Callable[[int, Instruction, State], State], places: Container[int]
+) -> dict[int, State]:
+    """Like `before`, for some places. after: takes the index of the instruction too."""
+    instructions, followers = kernel.instructions, kernel.followers
+    joins = Counter(at for following in followers for at in following)
     joins[0] += 1
-    states: dict[int, State] = {0: start} if kernel.instructions else {}
+    states: dict[int, State] = {0: start} if instructions else {}
+    found: dict[int, State] = {}
     work = [*states]
     # The first instruction comes first, so that a state is mostly complete before it is passed on.
     while work:
         index = heapq.heappop(work)
-        left = after(kernel.instructions[index], states[index])
-        for at in kernel.followers[index]:
-            known, merged = states.get(at), left
-            if known is not None and joins[at] > 1:
-                merged = tuple(a | b for a, b in zip(known, left, strict=True))
+        state = states[index]
+        while True:
+            if index in places:
+                found[index] = state
+            state = after(index, instructions[index], state)
+            following = followers[index]
+            if len(following) != 1 or joins[following[0]] > 1:
+                break
+            index = following[0]
+        for at in following:
+            known, merged = states.get(at), state
+            if known is not None:
+                merged = tuple(a | b for a, b in zip(known, state, strict=True))
             if merged != known:
                 states[at] = merged
                 if at not in work:
                     heapq.heappush(work, at)
-    return dict(sorted(states.items()))
+    return dict(sorted(found.items()))

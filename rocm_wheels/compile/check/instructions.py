@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rocm_wheels.compile.assembly_text import code_of, kernel_texts
@@ -30,6 +30,9 @@ _REGISTER = re.compile(r"\b(?:([vas])(\d+)\b|([vas])\[(\d+):(\d+)\]|(vcc|exec)(_
 _FIRST = {"v": 0, "a": FIRST_AGPR, "s": SCALARS}
 # gfx1250 has v256 to v1023. LLVM writes the lower eight bits, and the register in a comment: `v1 /*v257*/`.
 _HIGH = re.compile(r"v(?:\d+|\[\d+:\d+\])\s*/\*(?P<register>[^*]+)\*/")
+
+# The metadata of a kernel: its keys are sorted.
+_THREADS = re.compile(r"\.max_flat_workgroup_size:\s+(\d+)\n(?:(?!  - \.).*\n)*?\s+\.symbol:\s+'?([^\s']+)\.kd")
 
 # Instructions without a destination, by the beginning of the mnemonic.
 _NO_DESTINATION = re.compile(
@@ -88,7 +91,7 @@ class Instruction:
 @dataclass(frozen=True)
 class Kernel:
     """The instructions of a kernel. lines: the line of each instruction in the text. followers: the indices of its
-    possible successors.
+    possible successors. threads: the most threads of a work group, None if the text does not say it.
     """
 
     symbol: str
@@ -96,12 +99,14 @@ class Kernel:
     lines: tuple[int, ...]
     followers: tuple[tuple[int, ...], ...]
     descriptor: dict[str, int]
+    threads: int | None = None
 
 
 def kernels(assembly: str) -> Iterator[Kernel]:
     """The kernels of an assembly text as LLVM prints it. Raises ValueError for a branch to an unknown label."""
+    threads = {symbol: int(number) for number, symbol in _THREADS.findall(assembly)}
     for symbol, lines, descriptor in kernel_texts(assembly):
-        yield kernel(symbol, lines, descriptor)
+        yield replace(kernel(symbol, lines, descriptor), threads=threads.get(symbol))
 
 
 def kernel(symbol: str, lines: list[tuple[int, str]], descriptor: dict[str, int]) -> Kernel:
@@ -151,7 +156,7 @@ def instruction(code: str) -> Instruction:
         writes, reads = writes | EXEC, reads | EXEC
     if name.startswith(("v_div_fmas", "s_cbranch_vcc")) or (name == "v_dual_cndmask_b32"):
         reads |= VCC
-    if _is_lds_dma(name, code) or name.startswith(("s_movrel", "v_movrel", "ds_gws", "s_ttrace")):
+    if is_lds_dma(name, code) or name.startswith(("s_movrel", "v_movrel", "ds_gws", "s_ttrace")):
         reads |= M0
     states = int(rest, 0) + 1 if name == "s_nop" else 1
     return Instruction(code, name, kinds, writes, reads, tuple(operands[destinations:]), states)
@@ -167,7 +172,7 @@ def writes_half(code: str, sources: int) -> bool:
 
 def _destinations(name: str, code: str) -> int:
     """The number of leading operands that an instruction writes."""
-    if _NO_DESTINATION.match(name) or _is_lds_dma(name, code):
+    if _NO_DESTINATION.match(name) or is_lds_dma(name, code):
         return 0
     if _ATOMIC.match(name):
         return int(re.search(r"_rtn|\b(sc0|glc)\b|TH_ATOMIC_RETURN", code) is not None)
@@ -176,7 +181,8 @@ def _destinations(name: str, code: str) -> int:
     return 2 if _TWO_DESTINATIONS.match(name) else 1
 
 
-def _is_lds_dma(name: str, code: str) -> bool:
+def is_lds_dma(name: str, code: str) -> bool:
+    """Whether a load from global memory writes to LDS instead of registers."""
     return name.startswith("global_load_lds") or (name.startswith("buffer_load") and code.endswith(" lds"))
 
 

@@ -14,13 +14,17 @@ from types import ModuleType
 
 from rocm_wheels.compile import sources
 from rocm_wheels.compile.check import (
+    counters,
     cures,
+    exchanges,
     flow,
     forms,
     hazards,
     instructions,
+    lanes,
     matrix,
     pending,
+    prologue,
     reserve,
     resources,
     rules,
@@ -49,13 +53,17 @@ def modules() -> tuple[ModuleType, ...]:
     """The modules with the code of the check. Their sources are part of the key of each code object."""
     here = (
         sys.modules[__name__],
+        counters,
         cures,
+        exchanges,
         flow,
         forms,
         hazards,
         instructions,
+        lanes,
         matrix,
         pending,
+        prologue,
         reserve,
         resources,
         rules,
@@ -65,11 +73,13 @@ def modules() -> tuple[ModuleType, ...]:
     return (*here, *(sources.module(f"kernels.{name}") for name in ("vopd", "pairing", "targets")))
 
 
-def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
+def checked(assembly: str, target: str, where: str, *, own_barriers: bool = False) -> tuple[str, Report]:
     """The text of one or more kernels without hazards. Raises CompileFailed, which names the instruction and the rule,
     or a target of AMD without rules.
 
-    where: the name of the text in the error. Code for NVIDIA is not checked: its assembler waits by itself.
+    where: the name of the text in the error. own_barriers: whether the source places barriers and the waits before them
+    by itself: Composable Kernel leaves copies to LDS under way at barriers on purpose. Code for NVIDIA is not checked:
+    its assembler waits by itself.
     """
     row = sources.module("kernels.targets").get(target)
     if row.vendor == "nvidia":
@@ -80,12 +90,14 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
         if row.vopd_hazard:
             pairs = len(vopd.conflicts(text))
             text = pairing.repair(text) if pairs else text
+        text, unbegun = prologue.begun(text, target)
         text, before, rewritten = reserve.exact(text, list(kernels(text)), target)
-        found = {kernel.symbol: _findings(kernel, target) for kernel in before}
+        found = {kernel.symbol: _findings(kernel, target, own_barriers) for kernel in before}
         if any(found.values()):
             text = cured(text, [(kernel, found[kernel.symbol]) for kernel in before])
         after = before if not any(found.values()) else list(kernels(text))
-        left = [str(one) for kernel in after if after is not before for one in _findings(kernel, target)]
+        rewritten_kernels = after if after is not before else []
+        left = [str(one) for kernel in rewritten_kernels for one in _findings(kernel, target, own_barriers)]
         left += [problem for kernel in after for problem in resources.findings(kernel, target)]
         left += [problem for kernel in after for problem in forms.findings(kernel, target)]
         left += [f"{line} ({vopd.RULE})" for line in (vopd.conflicts(text) if pairs else ())]
@@ -94,10 +106,15 @@ def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
     if left:
         raise CompileFailed(f"{where} breaks a rule of the hardware: {left[0]}")
     names = Counter(finding.rule for findings in found.values() for finding in findings)
-    names += Counter({reserve.RULE: rewritten})
+    names += Counter({reserve.RULE: rewritten, prologue.RULE: unbegun})
     return text, Report(pairs=pairs, found=dict(names), added=text.count("\n") - assembly.count("\n"))
 
 
-def _findings(kernel: Kernel, target: str) -> list[Finding]:
+def _findings(kernel: Kernel, target: str, own_barriers: bool) -> list[Finding]:
     found = scan.findings(kernel, target) + pending.findings(kernel, target)
+    waits = counters.findings(kernel, target)
+    if own_barriers:
+        found += [finding for finding in waits if finding.rule == counters.WAIT_RULE]
+    else:
+        found += waits + exchanges.findings(kernel, target)
     return found + scalars.findings(kernel) if "sgpr_rewrite" in hazards.of(target) else found

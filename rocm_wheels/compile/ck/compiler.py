@@ -67,7 +67,7 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
     with tempfile.TemporaryDirectory(prefix="ck-") as directory:
         scratch = Path(directory)
         assembly = translate(target, name, instances, scratch, cache=cache, toolchain=toolchain)
-        assembly, _ = stage.checked(assembly, target, f"{name} for {target}")
+        assembly, _ = stage.checked(assembly, target, f"{name} for {target}", own_barriers=True)
         (scratch / "unit.s").write_text(assembly, encoding="utf-8")
         assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
         _step([*clang.command, *assemble], scratch, target, name, instances)

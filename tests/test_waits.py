@@ -1,0 +1,253 @@
+"""Waits and barriers, by the check of instructions: each one is taken out of compiled kernels and must be missed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from flash_attn.kernels.variants import Variant
+
+from amdgpu_simulator import gpu
+from rocm_wheels.compile.check import counters, exchanges, instructions, stage
+from rocm_wheels.compile.check.lanes import Lanes
+from rocm_wheels.errors import CompileFailed
+
+KERNEL = """\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"
+kernel:
+{code}
+\ts_endpgm
+.Lfunc_end0:
+\t.amdhsa_kernel kernel
+\t\t.amdhsa_next_free_vgpr 10
+\t\t.amdhsa_next_free_sgpr 60
+\t.end_amdhsa_kernel
+    .max_flat_workgroup_size: {threads}
+    .name:           kernel
+    .symbol:         kernel.kd
+"""
+USE = "v_add_f32_e32 v9, v1, v1"
+
+
+def kernel(target: str, code: str, threads: int = 256) -> instructions.Kernel:
+    lines = (line.strip() for line in code.split("\n"))
+    code = "\n".join(line if line.endswith(":") else f"\t{line}" for line in lines)
+    (found,) = instructions.kernels(KERNEL.format(target=target, code=code, threads=threads))
+    return found
+
+
+def missing(target: str, code: str) -> list[tuple[str, str]]:
+    """(instruction, the wait that it lacks)."""
+    found = counters.findings(kernel(target, code), target)
+    return [(one.problem.partition(": without ")[0], one.cure) for one in found]
+
+
+# A load, and the wait for it and for one younger access of each kind.
+WAITS = [
+    ("gfx942", "global_load_dword v1, v[2:3], off", "s_waitcnt vmcnt(1)", "s_waitcnt vmcnt(0)"),
+    ("gfx942", "global_load_dword v1, v[2:3], off", "s_waitcnt 0xf71", "s_waitcnt vmcnt(0)"),
+    ("gfx90a", "ds_read_b32 v1, v2", "s_waitcnt lgkmcnt(1)", "s_waitcnt lgkmcnt(0)"),
+    ("gfx1030", "buffer_load_dword v1, v2, s[8:11], 0 offen", "s_waitcnt vmcnt(1)", "s_waitcnt vmcnt(0)"),
+    ("gfx1100", "ds_load_b32 v1, v2", "s_waitcnt lgkmcnt(1)", "s_waitcnt lgkmcnt(0)"),
+    ("gfx1100", "global_load_b32 v1, v[2:3], off", "s_waitcnt 0x7f7", "s_waitcnt vmcnt(0)"),
+    ("gfx1201", "global_load_b32 v1, v[2:3], off", "s_wait_loadcnt 0x1", "s_wait_loadcnt 0x0"),
+    ("gfx1201", "ds_load_b32 v1, v2", "s_wait_dscnt 0x1", "s_wait_dscnt 0x0"),
+    ("gfx1201", "ds_load_b32 v1, v2", "s_wait_loadcnt_dscnt 0x3f01", "s_wait_dscnt 0x0"),
+    ("gfx1250", "global_load_b32 v1, v2, s[2:3]", "s_wait_loadcnt 0x1", "s_wait_loadcnt 0x0"),
+    ("gfx1201", "image_sample_lz v1, [v2, v3], s[8:15], s[16:19]", "s_wait_samplecnt 0x1", "s_wait_samplecnt 0x0"),
+]
+
+
+@pytest.mark.parametrize(("target", "load", "wait", "cure"), WAITS)
+def test_a_use_follows_its_wait(target: str, load: str, wait: str, cure: str) -> None:
+    younger = load.replace("v1,", "v20,", 1)
+    assert missing(target, f"{load}\n{USE}") == [(USE, cure)]
+    assert missing(target, f"{load}\nv_mov_b32_e32 v1, v7") == [("v_mov_b32_e32 v1, v7", cure)]
+    assert missing(target, f"{load}\n{younger}\n{wait}\n{USE}") == []
+    assert missing(target, f"{load}\n{wait}\n{USE}") == [(USE, cure)]
+    assert missing(target, f"{load}\n{cure}\n{USE}") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "cure"),
+    [
+        # Scalar loads end in any order, so only a wait for all of them ends one of them.
+        ("gfx942", "s_load_dword s4, s[0:1], 0x0\ns_memtime s[6:7]\ns_waitcnt lgkmcnt(1)", "s_waitcnt lgkmcnt(0)"),
+        ("gfx1201", "s_load_b32 s4, s[0:1], 0x0\ns_load_b32 s5, s[0:1], 0x4\ns_wait_kmcnt 0x1", "s_wait_kmcnt 0x0"),
+        # A younger scalar load does not end the older access of LDS that counts in the same counter.
+        ("gfx942", "ds_read_b32 v4, v2\ns_load_dword s5, s[0:1], 0x0\ns_waitcnt lgkmcnt(1)", "s_waitcnt lgkmcnt(0)"),
+        ("gfx1100", "global_load_b32 v4, v2, s[2:3]\nglobal_store_b32 v2, v8, s[2:3]\ns_waitcnt vmcnt(1)",
+         "s_waitcnt vmcnt(0)"),
+        ("gfx942", "flat_load_dword v4, v[2:3]\ns_waitcnt vmcnt(0)", "s_waitcnt lgkmcnt(0)"),
+    ],
+)  # fmt: skip
+def test_what_a_wait_does_not_end(target: str, code: str, cure: str) -> None:
+    use = "v_mov_b32_e32 v9, s4" if "s4" in code else "v_mov_b32_e32 v9, v4"
+    assert missing(target, f"{code}\n{use}") == [(use, cure)]
+    assert missing(target, f"{code}\n{cure}\n{use}") == []
+
+
+def test_an_lds_access_that_a_younger_one_proves_to_be_over() -> None:
+    code = "ds_read_b32 v1, v2\ns_load_dword s5, s[0:1], 0x0\nds_read_b32 v3, v4\ns_waitcnt lgkmcnt(1)"
+    assert missing("gfx942", f"{code}\n{USE}") == []
+
+
+def test_the_younger_of_two_paths_counts_and_loops_end() -> None:
+    """The load is the youngest on one path; a loop takes its own last load with it."""
+    joined = """ds_read_b32 v1, v2
+                s_cbranch_scc1 .L1
+                ds_read_b32 v3, v2
+                .L1:
+                s_waitcnt lgkmcnt(1)
+                """
+    assert missing("gfx942", joined + USE) == [(USE, "s_waitcnt lgkmcnt(0)")]
+    loop = """.L0:
+              v_add_f32_e32 v9, v1, v1
+              global_load_dword v1, v[2:3], off
+              s_cbranch_scc1 .L0"""
+    assert missing("gfx942", loop) == [(USE, "s_waitcnt vmcnt(0)")]
+
+
+def test_loads_of_one_kind_may_write_one_register() -> None:
+    """Both halves of a register come by two loads; before GFX12, loads from global memory end in order."""
+    halves = "ds_read_u16 v1, v2\ns_waitcnt lgkmcnt(0)\nds_read_u16_d16_hi v1, v2 offset:8\ns_waitcnt lgkmcnt(0)\n"
+    assert missing("gfx942", halves + USE) == []
+    twice = "{0} v1, v[2:3], off\n{0} v1, v[4:5], off"
+    assert missing("gfx942", twice.format("global_load_dword")) == []
+    assert missing("gfx1201", twice.format("global_load_b32"))[0][1] == "s_wait_loadcnt 0x0"
+    assert missing("gfx942", "ds_read_b32 v1, v2\nglobal_load_dword v1, v[4:5], off")[0][1] == "s_waitcnt lgkmcnt(0)"
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "cure"),
+    [
+        ("gfx942", "ds_write_b32 v1, v2\ns_barrier", "s_waitcnt lgkmcnt(0)"),
+        ("gfx1100", "ds_load_b32 v1, v2\ns_barrier", "s_waitcnt lgkmcnt(0)"),
+        ("gfx1201", "ds_store_b32 v1, v2\ns_barrier_signal -1", "s_wait_dscnt 0x0"),
+        ("gfx950", "s_mov_b32 m0, 0\nbuffer_load_dword v2, s[8:11], 0 offen lds\ns_barrier", "s_waitcnt vmcnt(0)"),
+        # After this barrier a wave drops its cache of global memory, so the barrier orders global memory too.
+        ("gfx1100", "global_store_b32 v[2:3], v8, off\ns_barrier\nbuffer_gl0_inv", "s_waitcnt_vscnt null, 0x0"),
+        ("gfx1201", "global_store_b32 v[2:3], v8, off\ns_barrier_signal -1\ns_barrier_wait -1\nglobal_inv",
+         "s_wait_storecnt 0x0"),
+    ],
+)  # fmt: skip
+def test_no_access_is_under_way_at_a_barrier(target: str, code: str, cure: str) -> None:
+    assert [wait for _, wait in missing(target, code)] == [cure]
+    barrier = next(line for line in code.split("\n") if line.startswith("s_barrier"))
+    assert missing(target, code.replace(barrier, f"{cure}\n{barrier}", 1)) == []
+
+
+def test_a_missing_wait_is_added() -> None:
+    assembly = KERNEL.format(target="gfx1201", code=f"\tds_load_b32 v1, v2\n\t{USE}", threads=32)
+    text, report = stage.checked(assembly, "gfx1201", "a kernel")
+    assert f"\ts_wait_dscnt 0x0\n\t{USE}\n" in text
+    assert report.found[counters.WAIT_RULE] == 1
+
+
+@pytest.mark.parametrize("code", ["exp mrt0 v1, v2, v3, v4 done", "ds_gws_init v1", "s_wait_tensorcnt 0x0"])
+def test_an_access_of_unknown_kind_is_refused(code: str) -> None:
+    with pytest.raises(ValueError, match=r"add it to counters\.py"):
+        missing("gfx1250", code)
+
+
+EXCHANGE = """v_and_b32_e32 v1, 0xff, v0
+              v_lshlrev_b32_e32 v2, 2, v1
+              v_xor_b32_e32 v3, 0x100, v2
+              ds_write_b32 v2, v4
+              s_waitcnt lgkmcnt(0)
+              {between}
+              ds_read_b32 v5, {address}{offset}"""
+
+
+@pytest.mark.parametrize(
+    ("between", "address", "offset", "threads", "problems"),
+    [
+        ("s_barrier", "v3", "", 256, 0),
+        ("s_nop 0", "v3", "", 256, 1),
+        ("s_nop 0", "v2", "", 256, 0),  # each lane reads what it wrote
+        ("s_nop 0", "v3", " offset:1024", 256, 0),  # other bytes
+        ("s_nop 0", "v3", " offset:768", 256, 1),
+        ("s_nop 0", "v3", "", 64, 0),  # one wave
+    ],
+)
+def test_waves_meet_between_a_write_and_a_read(
+    between: str, address: str, offset: str, threads: int, problems: int
+) -> None:
+    found = exchanges.findings(
+        kernel("gfx942", EXCHANGE.format(between=between, address=address, offset=offset), threads), "gfx942"
+    )
+    assert [one.rule for one in found] == [exchanges.RULE] * problems
+
+
+def test_a_barrier_of_gfx12_has_two_halves() -> None:
+    late, early = "no s_barrier_wait after the last signal", "no s_barrier_signal before it"
+    for code, problems in (
+        ("s_barrier_signal -1\ns_barrier_signal -1", [f"s_barrier_signal -1: {late}", f"s_endpgm: {late}"]),
+        ("s_barrier_wait -1", [f"s_barrier_wait -1: {early}"]),
+        ("s_barrier_signal -1", [f"s_endpgm: {late}"]),
+        ("s_barrier_signal -1\ns_barrier_wait -1", []),
+    ):
+        assert [one.problem for one in exchanges.findings(kernel("gfx1201", code), "gfx1201")] == problems
+
+
+def test_a_missing_barrier_is_refused() -> None:
+    code = "\n".join(f"\t{line.strip()}" for line in EXCHANGE.split("\n"))
+    code = code.format(between="s_nop 0", address="v3", offset="")
+    with pytest.raises(CompileFailed, match=r"ds_read_b32 v5, v3: no barrier after ds_write_b32 v2, v4"):
+        stage.checked(KERNEL.format(target="gfx942", code=code, threads=256), "gfx942", "a kernel")
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("v_and_b32_e32 v1, 15, v0\nv_lshl_or_b32 v1, v1, 4, 3", lambda n: (n & 15) << 4 | 3),
+        ("v_mov_b32_e32 v2, 0x70\nv_bitop3_b32 v1, v0, v2, 0x7f0 bitop3:0x6c", lambda n: 0x70 ^ (n & 0x7F0)),
+        ("v_bfe_u32 v1, v0, 4, 3\nv_mul_u32_u24_e32 v1, 24, v1", lambda n: (n >> 4 & 7) * 24),
+        ("s_movk_i32 s4, 0xffc0\nv_and_b32_e32 v1, s4, v0", lambda n: n & ~63),
+        ("v_bfe_i32 v1, v0, 3, 1\nv_and_b32_e32 v1, 0x108, v1", lambda n: 0x108 * (n >> 3 & 1)),
+        ("v_accvgpr_write_b32 a1, v0\nv_accvgpr_read_b32 v1, a1", lambda n: n),
+        ("v_readfirstlane_b32 s4, v0\nv_add_u32_e32 v1, s4, v0", lambda n: n + n // 64 * 64),
+        ("v_xad_u32 v1, v0, 5, -1", lambda n: (n ^ 5) - 1 & 0xFFFFFFFF),
+    ],
+)
+def test_the_value_of_each_thread(code: str, value: Callable[[int], int]) -> None:
+    found = kernel("gfx950", f"{code}\nds_read_b32 v3, v1")
+    values = Lanes(found, 64).of(len(found.instructions) - 2, instructions.registers("v1"))
+    assert values is not None
+    assert values.tolist() == [value(number) for number in range(256)]
+
+
+@pytest.mark.parametrize("code", ["global_load_dword v1, v[2:3], off", "v_add_u32_e32 v1, s3, v0", "s_nop 0"])
+def test_an_unknown_value(code: str) -> None:
+    found = kernel("gfx950", f"{code}\nds_read_b32 v3, v1")
+    assert Lanes(found, 64).of(len(found.instructions) - 2, instructions.registers("v1")) is None
+
+
+WAIT = re.compile(r"\s+s_wait(cnt|cnt_vscnt|_(load|store|ds|km)cnt(_dscnt)?)\b")
+BARRIER = re.compile(r"\s+s_barrier(_signal|_wait)?\b")
+# Waits before a barrier that order nothing: no access of LDS is under way on any path, only scalar loads, for which
+# another wait follows; a wait in the prologue that is jumped over; waits for loads that a loop has waited for.
+SPARE = {"gfx942": 3, "gfx1100": 2, "gfx1201": 4}
+
+
+@pytest.mark.parametrize(
+    ("target", "variant"),
+    [
+        ("gfx942", Variant("fwd", "bf16", 64, "plain")),
+        ("gfx1100", Variant("decode", "bf16", 128, "plain")),
+        ("gfx1201", Variant("fwd", "fp16", 64, "plain")),
+    ],
+)
+def test_every_wait_and_barrier_is_missed(target: str, variant: Variant) -> None:
+    lines = gpu.compiled(target, variant)[2].split("\n")
+
+    def problems(without: int | None) -> int:
+        (found,) = instructions.kernels("\n".join(line for at, line in enumerate(lines) if at != without))
+        return len(counters.findings(found, target)) + len(exchanges.findings(found, target))
+
+    assert problems(None) == 0
+    waits, barriers = ([at for at, line in enumerate(lines) if one.match(line)] for one in (WAIT, BARRIER))
+    assert len(barriers) > 6
+    assert [lines[at] for at in barriers if not problems(at)] == []
+    unnoticed = [at for at in waits[:: 1 + len(waits) // 20] if not problems(at)]
+    assert len(unnoticed) <= SPARE[target], [(at + 1, lines[at]) for at in unnoticed]
