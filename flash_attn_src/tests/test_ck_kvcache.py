@@ -74,7 +74,7 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
     options: dict[str, Any] = {
         "cache_seqlens": torch.tensor([chance.randint(0 if new else 1, 250) for _ in range(batch)], dtype=torch.int32),
         "causal": chance.random() < 0.5,
-        "window_size": chance.choice([(-1, -1), (-1, -1), (17, 4)]),
+        "window_size": (-1, -1) if paged else chance.choice([(-1, -1), (17, 4)]),
         "num_splits": chance.choice([0, 1, 3, 20]),
         "alibi_slopes": torch.rand(heads) if chance.random() < 0.3 else None,
         "return_softmax_lse": True,
@@ -103,6 +103,17 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
     for name, mine, wanted in zip(("out", "lse", "k_cache", "v_cache"), *results, strict=True):
         assert_close(name, mine, wanted, tiny=0.04)
     assert operations(done) == [*(["appendkv"] if new else []), "splitkv", "combine"]
+
+
+def test_a_window_over_pages_is_served_by_triton(done: list[ck_planner.Launch]) -> None:
+    """Composable Kernel would multiply NaN in the pages before the window by weights of 0."""
+    q, k, v = tensors((1, 1, 2, 64), (3, 128, 2, 64), (3, 128, 2, 64))
+    k[0], v[0] = torch.nan, torch.nan
+    table = torch.tensor([[0, 1, 2]], dtype=torch.int32)
+    lengths = torch.tensor([300], dtype=torch.int32)
+    with pytest.warns(RuntimeWarning, match="window_size: not over pages"):
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, causal=True, window_size=(40, 0))
+    assert operations(done) == ["triton.kvcache"]
 
 
 def test_rotary_tables_shorter_than_the_cache_are_refused() -> None:

@@ -162,6 +162,8 @@ def _attend_block(
 ):  # fmt: skip
     """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `seen.first` to `seen.last`.
 
+    The values before `seen.begin` are zeros, because pages before a window may hold NaN, and 0 * NaN is NaN.
+
     Without USE_MASK all keys exist and every row sees every key. HAS_LATENT_QUERY: the values are keys of b_qv too.
     BREAK_DOT_CHAIN: see `forward._attend_block`.
     """
@@ -195,9 +197,13 @@ def _attend_block(
             )
         b_s = tl.dot(b_q, _widen(b_k, TILE.HAS_CAST), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     if PAGE_MODE == PAGE_PER_KEY:
-        b_v = _load_paged(v, 0, pos_n + pages.leftpad, inside, pages, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
+        seen_v = inside & (pos_n >= seen.begin) if USE_MASK else inside  # [BLOCK_N]
+        b_v = _load_paged(v, 0, pos_n + pages.leftpad, seen_v, pages, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
     else:
-        b_v = load_tile(v.base, start, offs_n, v.stride, limit, v.head_dim, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
+        begin = seen.begin - (n - start) if USE_MASK else None
+        b_v = load_tile(  # [BLOCK_N, BLOCK_V]
+            v.base, start, offs_n, v.stride, limit, v.head_dim, TILE.BLOCK_V, False, begin
+        )
     b_v = _widen(b_v, TILE.HAS_CAST)
     if HAS_LATENT_QUERY and TILE.BLOCK_K >= TILE.BLOCK_D:
         if BREAK_DOT_CHAIN:
@@ -321,10 +327,10 @@ def attn_decode(
     # The bounds of a later query are never lower, so the first and the last query give the bounds of the block. From
     # reductions of `first` and `last` the compiler could not tell that the bounds are aligned.
     highest = tl.minimum((first_row + BLOCK_M - 1) // group, sq - 1)
-    lo, _ = _visible_keys(first_row // group + sk - sq, sk, window_left, window_right, chunk)
+    begin, _ = _visible_keys(first_row // group + sk - sq, sk, window_left, window_right, chunk)
     _, hi = _visible_keys(highest + sk - sq, sk, window_left, window_right, chunk)
     hi = tl.maximum(hi + 1, 0)
-    lo = tl.minimum(lo, hi) // BLOCK_N * BLOCK_N
+    lo = tl.minimum(begin, hi) // BLOCK_N * BLOCK_N
     length = tl.cdiv(tl.cdiv(hi - lo, BLOCK_N), num_splits) * BLOCK_N
     lo += split * length
     hi = tl.minimum(hi, lo + length)
@@ -384,7 +390,7 @@ def attn_decode(
     rows_k = PagedRows(p_k, stride_kn, head_dim, stride_kb.to(tl.int64) * VEC)
     rows_v = PagedRows(p_v, stride_vn, head_dim_v, stride_vb.to(tl.int64) * VEC)
     pages = CachePages(p_table, page_size, leftpad, page_shift, page_inverse)
-    seen = SeenKeys(real, diagonal, first, last)
+    seen = SeenKeys(real, diagonal, first, last, begin)
 
     if USE_SINKS:
         b_wide, b_narrow = load_sinks(sinks, head, has_sinks, flags, _result(out).dtype.element_ty)  # [BLOCK_M] both

@@ -148,13 +148,16 @@ def _attend_block(
             k, start, offs_n, TILE.BLOCK_D, TILE.BLOCK_D_TAIL, USE_MASK, True
         )
         b_s = dot_pair(b_q, b_q_tail, b_k, b_k_tail, TILE.BLOCK_D_TAIL)  # [BLOCK_M, BLOCK_N]
+    begin = None
+    if PAGE_MODE and USE_MASK:  # pages before a window may hold NaN, and 0 * NaN is NaN
+        begin = first + bounds.shift - bounds.window_left - (n - start)
     if PAGE_MODE == PAGE_PER_KEY:
         b_v, b_v_tail = load_paged_pair(  # [BLOCK_N, BLOCK_V], [BLOCK_N, BLOCK_V_TAIL]
-            v, pages, pages.stride_v, pos_n, TILE.BLOCK_V, TILE.BLOCK_V_TAIL
+            v, pages, pages.stride_v, pos_n, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, False, begin
         )
     else:
         b_v, b_v_tail = load_pair(  # [BLOCK_N, BLOCK_V], [BLOCK_N, BLOCK_V_TAIL]
-            v, start, offs_n, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, USE_MASK
+            v, start, offs_n, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, USE_MASK, False, begin
         )
     if SOFTMAX.BREAK_DOT_CHAIN:
         if n < bounds.seqlen_k:

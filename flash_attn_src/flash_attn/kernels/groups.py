@@ -179,12 +179,14 @@ class CachePages(NamedTuple):
 
 
 class SeenKeys(NamedTuple):
-    """The keys that each row of a tile sees: `first` to `last`, and its diagonal. real: the rows that exist."""
+    """The keys that each row of a tile sees: `first` to `last`, and its diagonal. real: the rows that exist. begin: no
+    row sees a key before it."""
 
     real: Any
     diagonal: Any
     first: Any
     last: Any
+    begin: Any
 
 
 class QueryRows(NamedTuple):

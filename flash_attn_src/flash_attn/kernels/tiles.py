@@ -42,11 +42,16 @@ def load_at(base, row_offsets, inside, head_dim, BLOCK_D: tl.constexpr, USE_TRAN
 
 @triton.jit
 def load_tile(
-    base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr, USE_TRANSPOSE: tl.constexpr = False
-):
-    """Rows start + offsets of a matrix by `load_at`. Zeros beyond row `limit` and column `head_dim`."""
+    base, start, offsets, stride, limit, head_dim,
+    BLOCK_D: tl.constexpr, USE_TRANSPOSE: tl.constexpr = False, begin=None,
+):  # fmt: skip
+    """Rows start + offsets of a matrix by `load_at`. Zeros beyond row `limit`, before row `begin` and beyond column
+    `head_dim`."""
     base += start * stride.to(tl.int64)
-    return load_at(base, offsets * stride, start + offsets < limit, head_dim, BLOCK_D, USE_TRANSPOSE)
+    inside = start + offsets < limit
+    if begin is not None:
+        inside = inside & (start + offsets >= begin)
+    return load_at(base, offsets * stride, inside, head_dim, BLOCK_D, USE_TRANSPOSE)
 
 
 @triton.jit
@@ -91,11 +96,14 @@ def store_tile(base, b_tile, offsets, stride, limit, head_dim, BLOCK_D: tl.const
 def load_pair(
     rows, start, offsets,
     BLOCK_D: tl.constexpr, BLOCK_D_TAIL: tl.constexpr, USE_MASK: tl.constexpr, USE_TRANSPOSE: tl.constexpr = False,
+    begin=None,
 ):  # fmt: skip
     """A pair of tiles, the rows start + offsets of `groups.Rows`: with USE_MASK by `load_tile`, else by
     `load_unmasked`."""
     if USE_MASK:  # [rows, BLOCK_D], with USE_TRANSPOSE [BLOCK_D, rows]
-        b_tile = load_tile(rows.base, start, offsets, rows.stride, rows.limit, rows.head_dim, BLOCK_D, USE_TRANSPOSE)
+        b_tile = load_tile(
+            rows.base, start, offsets, rows.stride, rows.limit, rows.head_dim, BLOCK_D, USE_TRANSPOSE, begin
+        )
     else:
         b_tile = load_unmasked(rows.base, start, offsets, rows.stride, rows.offs_d, USE_TRANSPOSE)
     b_tail = b_tile
@@ -103,7 +111,7 @@ def load_pair(
         if USE_MASK:
             b_tail = load_tile(
                 rows.base + BLOCK_D, start, offsets, rows.stride, rows.limit, rows.head_dim - BLOCK_D, BLOCK_D_TAIL,
-                USE_TRANSPOSE,
+                USE_TRANSPOSE, begin,
             )  # fmt: skip
         else:
             b_tail = load_unmasked(rows.base + BLOCK_D, start, offsets, rows.stride, rows.offs_t, USE_TRANSPOSE)
@@ -126,13 +134,16 @@ def clamped_pair(
 @triton.jit
 def load_paged_pair(
     rows, pages, stride_page, offsets,
-    BLOCK_D: tl.constexpr, BLOCK_D_TAIL: tl.constexpr, USE_TRANSPOSE: tl.constexpr = False,
+    BLOCK_D: tl.constexpr, BLOCK_D_TAIL: tl.constexpr, USE_TRANSPOSE: tl.constexpr = False, begin=None,
 ):  # fmt: skip
     """A pair of tiles of a sequence in pages (`groups.Pages`), with one page lookup per key.
 
-    rows.base points at page 0. Zeros beyond rows.limit and rows.head_dim. USE_TRANSPOSE as in `load_at`.
+    rows.base points at page 0. Zeros beyond rows.limit and rows.head_dim, and before row `begin`. USE_TRANSPOSE as in
+    `load_at`.
     """
     inside = offsets < rows.limit  # [rows]
+    if begin is not None:
+        inside = inside & (offsets >= begin)
     position = offsets + pages.leftpad  # [rows]
     page = tl.load(pages.table + position // pages.size, mask=inside, other=0)  # [rows]
     row_offsets = page.to(tl.int64) * stride_page + (position % pages.size) * rows.stride  # [rows]

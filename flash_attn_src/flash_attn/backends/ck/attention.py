@@ -9,7 +9,15 @@ from flash_attn.backends.ck import dropout
 from flash_attn.backends.ck.cache import attend, num_splits_of
 from flash_attn.backends.ck.cache import unsupported_reason as unsupported_by_cache
 from flash_attn.backends.ck.fallback import Fallback
-from flash_attn.backends.ck.parameters import DIMS, NO_TENSOR, Parameters, aligned, unsupported_reason, window_of
+from flash_attn.backends.ck.parameters import (
+    DIMS,
+    NO_TENSOR,
+    Parameters,
+    aligned,
+    has_window_over_pages,
+    unsupported_reason,
+    window_of,
+)
 from flash_attn.backends.split_kv import DECODE_ROWS, as_cache_call, is_profitable
 from flash_attn.calls import AttentionCall, ForwardResult, replace
 from flash_attn.options import CK_FORWARD, PROBABILITIES, SPLIT_KV
@@ -68,6 +76,8 @@ def _unsupported_reason(call: AttentionCall) -> str | None:
     name = CK_FORWARD.unserved(call)
     if name is not None:
         return f"{name}: the kernels have none"
+    if has_window_over_pages(call):
+        return "window_size: not over pages, because NaN before the window would count"
     reason = unsupported_reason(call.q, call.v)
     if call.options.dropout_p > 0.0 and reason is None:
         reason = dropout.unsupported_reason(call)

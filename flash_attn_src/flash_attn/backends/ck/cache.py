@@ -7,7 +7,14 @@ import torch
 from flash_attn.arguments import check_tables
 from flash_attn.backends.ck import parameters as ck_parameters
 from flash_attn.backends.ck.fallback import Fallback
-from flash_attn.backends.ck.parameters import DIMS, NO_TENSOR, Parameters, aligned, window_of
+from flash_attn.backends.ck.parameters import (
+    DIMS,
+    NO_TENSOR,
+    Parameters,
+    aligned,
+    has_window_over_pages,
+    window_of,
+)
 from flash_attn.calls import CacheCall
 from flash_attn.options import CK_CACHE
 from flash_attn.runtime import ck_planner, device
@@ -73,6 +80,8 @@ def unsupported_reason(call: CacheCall) -> str | None:
     name = CK_CACHE.unserved(call)
     if name is not None:
         return f"{name}: the kernels have none"
+    if has_window_over_pages(call):
+        return "window_size: not over pages, because NaN before the window would count"
     if call.q.shape[-1] not in DIMS:
         return f"head_dim: a cache of {call.q.shape[-1]} would have to be copied"
     if not (aligned(call.k_cache) is call.k_cache and aligned(call.v_cache) is call.v_cache):

@@ -137,3 +137,9 @@ def window_of(call: AttentionCall | CacheCall, *, one_query: bool = False) -> tu
     if call.options.causal:
         right = 0
     return (-1, -1) if one_query and left < 0 and right >= 0 else (left, right)
+
+
+def has_window_over_pages(call: AttentionCall | CacheCall) -> bool:
+    """Whether a window ends before keys in pages. Pages before a window may hold NaN, and Composable Kernel multiplies
+    the values in the window's first tile by weights of 0."""
+    return call.block_table is not None and call.options.window_size[0] >= 0

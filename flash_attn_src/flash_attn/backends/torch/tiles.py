@@ -184,6 +184,8 @@ def forward(
             for k0, k1 in block.key_spans(q0, q1):
                 keys, values = (x[:, :, k0:k1].to(block.dtype) for x in (block.k, block.v))
                 scores, _ = block.scores(queries, keys, q0, q1, k0, k1)
+                if not values.isfinite().all():  # 0 * NaN is NaN: values that no row of the tile sees become zeros
+                    values = values.masked_fill((scores == -torch.inf).all(3).all(2)[..., None], 0.0)
                 new_maximum = torch.maximum(maximum, scores.amax(-1, keepdim=True))
                 # A row that has seen only -inf keeps weights of 0 instead of exp(-inf + inf).
                 origin = new_maximum.masked_fill(new_maximum == -torch.inf, 0.0)
