@@ -123,7 +123,7 @@ def restore(
     kind = FIELDS[of_options]
     values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:], *plain), strict=True))
     # By hand, because Dynamo does not trace a default factory.
-    call = AttentionCall(q, k, v, of_options(*[values[name] for name in kind.names]))
+    call = AttentionCall(q, k, v, of_options(**values))
     call.cu_seqlens_q, call.cu_seqlens_k = tensors[:_LENGTHS]
     call.deterministic, call.max_seqlen_q, call.max_seqlen_k = deterministic, max_seqlen_q, max_seqlen_k
     return call

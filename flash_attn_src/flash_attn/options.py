@@ -24,7 +24,7 @@ _Kind = TypeVar("_Kind", bound=type)
 class Fields(NamedTuple):
     """What the fields of a value are: the names of all, of the tensors, of those that have a gradient.
 
-    axes: the axes of each tensor that has one for heads.
+    axes: the axes of each tensor that has one for heads. dtypes: their element types, see `_tensor`.
     """
 
     names: tuple[str, ...]
@@ -32,6 +32,7 @@ class Fields(NamedTuple):
     plain: tuple[str, ...]
     learned: tuple[str, ...]
     axes: dict[str, str]
+    dtypes: dict[str, str]
 
 
 FIELDS: dict[type, Fields] = {}
@@ -47,6 +48,7 @@ def known(kind: _Kind) -> _Kind:
         plain=tuple(x.name for x in every if x.name not in tensors),
         learned=tuple(x.name for x in every if x.metadata.get("learned")),
         axes={x.name: x.metadata["axes"] for x in every if x.metadata.get("axes")},
+        dtypes={x.name: x.metadata.get("dtype", "fp32") for x in every if x.metadata.get("axes")},
     )
     for door in _doors:
         door.meet(kind)
@@ -90,14 +92,16 @@ class Door:
 _doors: list[Door] = []
 
 
-def _tensor(axes: str = "", *, learned: bool = False, of: str = "") -> dict[str, Any]:
+def _tensor(axes: str = "", dtype: str = "fp32", *, learned: bool = False, of: str = "") -> dict[str, Any]:
     """What is known of an option that is a tensor or None.
 
     axes: "heads", "batch heads" (which may be "heads" alone), "scores": (1 or batch, 1 or heads, seqlen_q, seqlen_k),
     or a table of distances.
+    dtype: "fp32", which is what kernels read of a number for each head; "float" for fp16, bf16 or fp32; "q or fp32" for
+    the type of q or fp32.
     learned: whether it has a gradient. of: the option to which it belongs, which doors ask for instead.
     """
-    return {"schema": "Tensor?", "axes": axes, "learned": learned, "of": of}
+    return {"schema": "Tensor?", "axes": axes, "dtype": dtype, "learned": learned, "of": of}
 
 
 @known
@@ -130,10 +134,11 @@ class Options:
     dropout_p: float = field(default=0.0, metadata={"schema": "float"})
     attention_chunk: int = field(default=0, metadata={"schema": "SymInt"})
     alibi_slopes: torch.Tensor | None = field(default=None, metadata=_tensor("batch heads"))
-    s_aux: torch.Tensor | None = field(default=None, metadata=_tensor("heads", learned=True))
-    attn_bias: torch.Tensor | None = field(default=None, metadata=_tensor("scores", learned=True))
+    s_aux: torch.Tensor | None = field(default=None, metadata=_tensor("heads", "float", learned=True))
+    attn_bias: torch.Tensor | None = field(default=None, metadata=_tensor("scores", "q or fp32", learned=True))
     rng_state: torch.Tensor | None = field(default=None, metadata=_tensor(of="dropout_p"))
-    mask: Mask | None = None
+    # By keyword alone: the schema lacks it, and the values of the other options are in the order of the schema.
+    mask: Mask | None = field(default=None, kw_only=True)
 
     @property
     def scale(self) -> float:
@@ -184,7 +189,7 @@ def as_arguments(options: Options) -> tuple[Any, ...]:
 
 def from_arguments(values: tuple[Any, ...]) -> Options:
     """The options whose `as_arguments` these are. An operator gets a window as a list."""
-    options = Options(*values)
+    options = Options(**dict(zip(ARGUMENTS, values, strict=True)))
     left, right = options.window_size
     options.window_size = (left, right)
     return options

@@ -16,6 +16,7 @@ from flash_attn.backends.ck import cache as ck_cache
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import cache as triton_cache
 from flash_attn.backends.triton import decode as triton_decode
+from flash_attn.backends.triton import inputs
 from flash_attn.calls import AttentionCall, CacheCall, GradientCall, Options, attention_call, kept, replace, restore
 from flash_attn.custom_ops import dispatch, extended_backward
 from flash_attn.custom_ops import fp8 as fp8_ops
@@ -30,6 +31,7 @@ class Wider(Options):
     """Tomorrow's options: a number for each head, and a number."""
 
     made_up: torch.Tensor | None = field(default=None, metadata={"schema": "Tensor?", "axes": "batch heads"})
+    of_heads: torch.Tensor | None = field(default=None, metadata={"schema": "Tensor?", "axes": "heads"})
     factor: float = field(default=0.0, metadata={"schema": "float"})
 
 
@@ -167,6 +169,23 @@ def test_an_operator_has_every_option() -> None:
         assert {x.name for x in fields(Options)} - names == {"mask"}, op
 
 
+def test_values_in_the_order_of_a_schema_become_the_options_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of an option that is added last, behind the mask, which no schema has."""
+    arguments = tuple(x.name for x in fields(Wider) if x.metadata.get("schema"))
+    assert arguments[-3:] == ("made_up", "of_heads", "factor")
+    monkeypatch.setattr(options, "ARGUMENTS", arguments)
+    monkeypatch.setattr(options, "Options", Wider)
+    made_up = torch.ones(2)
+    values = dict.fromkeys(arguments) | {"window_size": [3, 4], "made_up": made_up, "factor": 0.5, "softcap": 2.0}
+    again = options.from_arguments(tuple(values.values()))
+    assert again.mask is None
+    assert again.made_up is made_up  # type: ignore[attr-defined]
+    assert (again.factor, again.softcap, again.window_size) == (0.5, 2.0, (3, 4))  # type: ignore[attr-defined]
+    assert [x.name for x in fields(Wider) if x.kw_only] == ["mask"]
+    by_position = Wider(*arguments)
+    assert all(getattr(by_position, name) == name for name in arguments)
+
+
 def test_replace_changes_options_too_and_knows_every_name() -> None:
     call = _call()
     changed = replace(call, softcap=2.0, deterministic=True)
@@ -177,6 +196,15 @@ def test_replace_changes_options_too_and_knows_every_name() -> None:
 
 def test_a_tensor_for_each_head_is_checked_by_its_axes() -> None:
     for wrong, error in ((torch.ones(3), ValueError), (torch.ones(2).half(), TypeError)):
-        call = _call(made_up=wrong)
-        with pytest.raises(error, match="made_up"):
-            arguments.check_dense(call)
+        for call in (_call(made_up=wrong), _call(of_heads=wrong)):
+            with pytest.raises(error, match=r"made_up|of_heads"):
+                arguments.check_dense(call)
+
+
+@pytest.mark.parametrize("slopes", [torch.tensor([0.5, 0.25]).half(), torch.tensor([0.5, 9.0, 0.25, 9.0])[::2]])
+def test_the_slot_of_a_number_for_each_head_holds_dense_fp32(slopes: torch.Tensor) -> None:
+    """Kernels read fp32 there. A modifier whose option allows more types must not make them read beyond its memory."""
+    numbers, stride = inputs.head_numbers_of(_call(alibi_slopes=slopes))
+    assert numbers is not None
+    assert (numbers.dtype, numbers.stride(), stride) == (torch.float32, (1,), 0)
+    assert numbers.tolist() == [0.5, 0.25]

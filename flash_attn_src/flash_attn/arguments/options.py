@@ -47,6 +47,7 @@ def diagnose_options(options: Options, q: torch.Tensor, batch: int, seqlen_k: in
         x = getattr(options, name)
         if x is None:
             continue
+        _check_dtype(name, x, q, kind.dtypes[name])
         _BY_AXES[axes](name, x, q, batch, seqlen_k)
         if x.device != q.device:
             raise ValueError(f"{name}: got a tensor on {x.device}, wanted {q.device} where q is")
@@ -57,9 +58,23 @@ def diagnose_options(options: Options, q: torch.Tensor, batch: int, seqlen_k: in
     return window
 
 
+def _check_dtype(name: str, x: torch.Tensor, q: torch.Tensor, dtype: str) -> None:
+    """Raises TypeError unless x is a tensor of a type that its option names: see `options._tensor`."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
+    types: tuple[torch.dtype, ...] = (torch.float32,)
+    wanted = "a float32 tensor"
+    if dtype == "float":
+        types, wanted = DTYPES, "float16, bfloat16 or float32"
+        if q.dtype is torch.float64:
+            types = (*types, torch.float64)
+    elif dtype == "q or fp32":
+        types, wanted = (q.dtype, torch.float32), f"{q.dtype} as q has, or float32"
+    if x.dtype not in types:
+        raise TypeError(f"{name}: got {x.dtype}, wanted {wanted}")
+
+
 def _of_batch_and_heads(name: str, x: torch.Tensor, q: torch.Tensor, batch: int, _: int | None) -> None:
-    if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32:
-        raise TypeError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a float32 tensor")
     heads = q.shape[-2]
     shape = tuple(x.shape)  # torch.compile takes no `in` of symbolic shapes
     if shape != (heads,) and shape != (batch, heads):
@@ -70,8 +85,6 @@ def _of_batch_and_heads(name: str, x: torch.Tensor, q: torch.Tensor, batch: int,
 
 def _of_heads(name: str, x: torch.Tensor, q: torch.Tensor, _batch: int, _seqlen_k: int | None) -> None:
     check_strided(name, x)
-    if x.dtype not in DTYPES and not (x.dtype is torch.float64 and q.dtype is torch.float64):
-        raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32")
     if x.dim() != 1 or x.shape[0] != q.shape[-2]:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({q.shape[-2]},), a number for each head of q")
 
@@ -80,8 +93,6 @@ def _of_scores(name: str, x: torch.Tensor, q: torch.Tensor, batch: int, seqlen_k
     check_strided(name, x)
     if seqlen_k is None:
         raise NotImplementedError(f"{name}: got a tensor for packed sequences or a cache, wanted None there")
-    if x.dtype is not q.dtype and x.dtype is not torch.float32:
-        raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has, or float32")
     _, seqlen_q, heads, _ = q.shape
     shape = tuple(x.shape)
     distances = max(seqlen_q + seqlen_k - 1, 0)

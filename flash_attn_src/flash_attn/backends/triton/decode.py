@@ -9,7 +9,8 @@ import torch
 
 from flash_attn.backends.triton.inputs import (
     VEC,
-    alibi_stride_of,
+    head_flags_of,
+    head_numbers_of,
     rows,
     sinks_of,
     strides_of,
@@ -19,7 +20,6 @@ from flash_attn.backends.triton.inputs import (
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall, CacheCall, new_out
 from flash_attn.kernels.flags import (
-    HAS_ALIBI,
     HAS_BLOCK_TABLE,
     HAS_CU_SEQLENS_K,
     HAS_CU_SEQLENS_Q,
@@ -125,7 +125,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of few queries to the cached and the new keys, computed in splits and then combined."""
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
     cu_seqlens_q, options = call.cu_seqlens_q, call.options
-    alibi_slopes = options.alibi_slopes
+    head_numbers, head_stride = head_numbers_of(call)
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
     index, head_dim, head_dim_v = q.get_device(), q.shape[-1], v_cache.shape[-1]
     batch = call.batch
@@ -139,12 +139,11 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         lse = q.new_empty((nheads, q.shape[0]), dtype=torch.float32)
         lse_b, lse_h = 0, q.shape[0]
-    flags = (
+    flags = head_flags_of(options) | (
         (HAS_CU_SEQLENS_Q if cu_seqlens_q is not None else 0)
         | (HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
         | (HAS_SEQUSED_K if lengths is not None else 0)
         | (HAS_LEFTPAD_K if call.cache_leftpad is not None else 0)
-        | (HAS_ALIBI if alibi_slopes is not None else 0)
     )
     group = nheads // nheads_k
     m_rows = max(seqlen_q, min(q.shape[0], 1)) * group
@@ -204,10 +203,10 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         "stride_ob": stride_ob, "stride_om": stride_om, "stride_oh": stride_oh,
         "q": q, "k": k_cache, "v": v_cache, "out": result, "lse": lse, "partial": partial, "partial_lse": partial_lse,
         "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k_new, "seqused_k": lengths,
-        "leftpad_k": call.cache_leftpad, "alibi_slopes": alibi_slopes, "block_table": table,
+        "leftpad_k": call.cache_leftpad, "alibi_slopes": head_numbers, "block_table": table,
         "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "sinks": sinks,
         "scale": options.scale, "softcap": options.softcap, "page_inverse": unit / page_size,
-        "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": alibi_stride_of(alibi_slopes), "stride_tb": table_stride,
+        "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": head_stride, "stride_tb": table_stride,
         "page_size": page_size, "page_shift": 4 if unit == _PAGE_UNIT else 0,
         "nheads_k": nheads_k, "group": group, "seqlen_q": seqlen_q, "seqlen_k": length, "seqlen_new": added,
         "capacity": capacity, "head_dim": head_dim // vec, "head_dim_v": head_dim_v // vec,

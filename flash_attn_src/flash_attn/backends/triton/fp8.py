@@ -9,9 +9,9 @@ from flash_attn.backends.torch.fp8 import out_dtype
 from flash_attn.backends.triton.grid import chunk_of, grid_of, is_even
 from flash_attn.backends.triton.inputs import (
     FP8_TYPES,
-    alibi_stride_of,
     aligned,
     flags_of,
+    head_numbers_of,
     lse_of,
     named,
     rows,
@@ -110,7 +110,8 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
     """See `protocol.Backend.fp8_forward`."""
     FP8.refuse(call, "call flash_attn_func")
     q, k, cu_seqlens_q, cu_seqlens_k, options = call.q, call.k, call.cu_seqlens_q, call.cu_seqlens_k, call.options
-    alibi_slopes, dropout_p = options.alibi_slopes, options.dropout_p
+    dropout_p = options.dropout_p
+    head_numbers, head_stride = head_numbers_of(call)
     index, head_dim = q.get_device(), q.shape[-1]
     dtype = fp8_format(q)
     if q.element_size() == 1 and q.dtype is not dtype:
@@ -144,9 +145,9 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
             "q": q8, "k": k8, "v": v8, "out": result, "lse": lse,
             "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
             "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": None,
-            "alibi_slopes": alibi_slopes, "rng_state": rng_state,
+            "alibi_slopes": head_numbers, "rng_state": rng_state,
             "scale": options.scale, "softcap": options.softcap, "p_dropout": dropout_p,
-            "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": alibi_stride_of(alibi_slopes),
+            "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": head_stride,
             "nheads": nheads, "group": nheads // nheads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
             "head_dim": head_dim // _VEC, "window_left": left, "window_right": right,
             "m_blocks": m_blocks, "planes": nheads * batch, "chunk": chunk_of(planes, is_even(call), kernel),

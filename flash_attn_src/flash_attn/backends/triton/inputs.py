@@ -19,6 +19,7 @@ from flash_attn.kernels.flags import (
     SINKS_LIKE_OUT,
 )
 from flash_attn.kernels.modifiers import PER_HEAD
+from flash_attn.options import Options
 from flash_attn.runtime.arguments import Value
 
 DTYPES: dict[torch.dtype, str] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -157,8 +158,13 @@ def flags_of(call: AttentionCall) -> int:
         | (HAS_CU_SEQLENS_K if call.cu_seqlens_k is not None else 0)
         | (HAS_SEQUSED_K if call.seqused_k is not None else 0)
         | (HAS_LEFTPAD_K if call.leftpad_k is not None else 0)
-        | sum(row.flag for row in PER_HEAD if getattr(call.options, row.option) is not None)
+        | head_flags_of(call.options)
     )
+
+
+def head_flags_of(options: Options) -> int:
+    """The flags of the score modifiers that have a number for each head."""
+    return sum(row.flag for row in PER_HEAD if getattr(options, row.option) is not None)
 
 
 def lse_of(call: AttentionCall) -> tuple[torch.Tensor, int, int]:
@@ -192,8 +198,10 @@ def head_numbers_of(call: AttentionCall | CacheCall) -> tuple[torch.Tensor | Non
     used = {row.option: x for row in PER_HEAD if (x := getattr(call.options, row.option)) is not None}
     if len(used) > 1:
         raise NotImplementedError(f"{', '.join(used)}: a kernel takes one number for each head: leave one of them out")
-    found = next(iter(used.values()), None)
-    return found, alibi_stride_of(found)
+    numbers = next(iter(used.values()), None)
+    if numbers is not None and (numbers.dtype is not torch.float32 or numbers.stride(-1) != 1):
+        numbers = numbers.to(torch.float32).contiguous()  # kernels read dense fp32 there, whatever an option allows
+    return numbers, alibi_stride_of(numbers)
 
 
 def sinks_of(s_aux: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, int]:
