@@ -232,7 +232,27 @@ def test_alibi_keeps_memory_linear() -> None:
         assert made.attn_bias is None
         torch.testing.assert_close(made.alibi_slopes, SLOPES)
     made = _check(_draw(torch.float32), SCORES["ALiBi"], None, lse=True)  # keys behind a query get a higher score
-    assert made.attn_bias is not None
+    assert made.alibi_slopes is None
+    assert made.attn_bias.dim() == 3
+
+
+DISTANCES: dict[str, Function] = {
+    "table": lambda s, b, h, q, kv: s + TABLE[h, q - kv + N],
+    "scaled": lambda s, b, h, q, kv: s + (kv - q) / N - SLOPES[b] * (q - kv).abs(),
+    "T5": lambda s, b, h, q, kv: s + TABLE[h, torch.clamp((1 + (q - kv).abs()).log2().long(), max=7)],
+    "decay": lambda s, b, h, q, kv: s + (q - kv).abs() ** 0.5 * torch.log(1 - 2.0 ** (-5 - h)),
+    "dilated": lambda s, b, h, q, kv: torch.where((q - kv) % 3 == 0, s, -float("inf")),
+}
+
+
+@pytest.mark.parametrize("sizes", [(N, N), (100, N), (N, 100)])
+@pytest.mark.parametrize("score", DISTANCES)
+def test_addends_of_the_distance_are_tables(score: str, sizes: tuple[int, int]) -> None:
+    made = _check(_draw(torch.float32, seqlen_q=sizes[0], seqlen_k=sizes[1]), DISTANCES[score], None, lse=True)
+    assert made.attn_bias.dim() == 3
+    made = _check(_draw(torch.float32), DISTANCES[score], MASKS["window"][0], lse=True)
+    assert made.attn_bias.dim() == 3
+    assert made.window == (40, 0)
 
 
 def test_a_learned_bias_has_its_gradient() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flash_attn.flex.bounds import UnboundedError, is_causal, slopes_of, window_of
+from flash_attn.flex.bounds import UnboundedError, is_causal, is_of_distance, slopes_of, window_of
 from flash_attn.flex.masks import Masked, is_shown_by_lists, masked
 from flash_attn.flex.request import Request
 from flash_attn.flex.scores import ADD, SUBTRACT
@@ -57,7 +57,11 @@ def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str
     if not steps:
         return Dense(window)
     slopes = _slopes(request)
-    return _by_bias(request, dtype, window) if slopes is None else Dense(window, slopes)
+    if slopes is not None:
+        return Dense(window, slopes)
+    if all(is_of_distance(x) for _, x in steps):
+        return Dense(window, attn_bias=request.distances())
+    return _by_bias(request, dtype, window)
 
 
 def _whole_window(request: Request) -> _Window | None:
