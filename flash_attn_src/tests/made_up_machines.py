@@ -150,6 +150,15 @@ CASES: list[tuple[str, Facts, str]] = [
         probed(libraries=[HIP.format("/opt/my rocm/lib"), HIP.format("/torch/lib")]),
         "/opt/my rocm/lib/libamdhip64.so.6 and /torch/lib/libamdhip64.so.6",
     ),
+    (
+        "triton-barriers",
+        replace(
+            probed(devices=[{"name": "Radeon RX 7900 XTX", "target": "gfx1100", "memory_mib": 1}]),
+            build=replace(BUILD, targets=("gfx1100",)),
+            tritons={"triton": "3.8.0+git4cff872c"},
+        ),
+        "triton 3.8.0+git4cff872c compiles barriers without waits for stores on gfx1100",
+    ),
     ("two-tritons", replace(HEALTHY, tritons={"triton": "3.1.0", "triton-rocm": "3.6.0"}), "triton-rocm 3.6.0"),
     (
         "target-missing",

@@ -351,3 +351,13 @@ def test_a_note_is_no_problem(
     assert "export TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1" in said
     assert "-m flash_attn.sdpa FILE" in said
     assert ("nothing is wrong" in said) is not also_broken
+
+
+def test_a_faulty_triton_matters_on_radeons_alone() -> None:
+    """MI300X has no barriers that leave stores under way, and the mended commit is no trouble."""
+    faulty = {"triton": "3.8.0+git4cff872c"}
+    assert findings.examine(replace(HEALTHY, tritons=faulty)) == []
+    (_, radeon, _), *_ = [case for case in CASES if case[0] == "triton-barriers"]
+    assert findings.examine(replace(radeon, tritons={"triton": "3.8.0+git6cdb2d05"})) == []
+    (finding,) = findings.examine(replace(radeon, tritons={"triton-rocm": "3.8.0+rocm10.1.0.gitfccf1665"}))
+    assert finding.key == "triton-barriers"

@@ -12,7 +12,7 @@ from flash_attn.diagnosis.commands import JOB_MIB, OF_LINUX, commands
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.kernels.providers import SOURCES
-from flash_attn.kernels.targets import override, serving_targets
+from flash_attn.kernels.targets import TARGETS, override, serving_targets
 from flash_attn.runtime.environment import (
     KERNEL_SOURCE,
     MAX_LAUNCH_SECONDS,
@@ -30,6 +30,8 @@ _NO_CODE = re.compile(r"invalid device function|InvalidDeviceFunction|NoBinaryFo
 # How Windows says that Smart App Control or another policy keeps a file from being loaded.
 _BLOCKED = re.compile(r"WinError 4551|[Aa]pplication [Cc]ontrol policy|WinError 225\b|contains a virus")
 _NEWEST_HIP = "99.0"
+# Commits of ROCm/triton, release/internal/3.8.x, after triton#9416 and before ROCm/triton#968 mended it.
+_WRONG_BARRIERS = re.compile(r"git(4cff872|fccf1665)")
 # How alike a variable's name is to one that is read if that was meant: upstream had more that begin as these do.
 _ALIKE = 0.92
 
@@ -46,7 +48,7 @@ class Finding:
 def examine(facts: Facts) -> list[Finding]:
     """All problems, in the order of the table of troubles, because earlier troubles explain later ones."""
     found: dict[str, str] = {}
-    for examination in (_torch, _wheel, _machine, _backend, _variables, _call, _build):
+    for examination in (_torch, _wheel, _machine, _backend, _variables, _call, _triton, _build):
         for key, what in examination(facts):
             found.setdefault(key, what)
     if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
@@ -195,6 +197,13 @@ def _backend(facts: Facts) -> _Found:
     said = [*problems, facts.probe.get("error", "")]
     if broken := [problem for problem in said if "reinstall the wheel" in problem]:
         yield "blocked" if _BLOCKED.search(broken[0]) else "wheel-incomplete", broken[0]
+
+
+def _triton(facts: Facts) -> _Found:
+    radeons = [gpu for gpu in facts.targets() if gpu in TARGETS and TARGETS[gpu].family.startswith("rdna")]
+    faulty = [f"{name} {version}" for name, version in facts.tritons.items() if _WRONG_BARRIERS.search(version)]
+    if radeons and faulty:
+        yield "triton-barriers", f"{faulty[0]} compiles barriers without waits for stores on {radeons[0]}"
 
 
 def _variables(facts: Facts) -> _Found:
