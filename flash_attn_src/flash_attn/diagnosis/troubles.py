@@ -330,8 +330,8 @@ TROUBLES = (
     Trouble(
         key="triton-barriers",
         title="A Triton that compiles wrong barriers for Radeon",
-        sign="`torch.compile` and other programs with Triton kernels of their own give other results from run to run on "
-        "a Radeon, with a Triton 3.8 of ROCm's wheels. flash_attn's compiled kernels are right",
+        sign="`torch.compile` and other programs with Triton kernels of their own give other results from run to run "
+        "on a Radeon, with a Triton 3.8 of ROCm's wheels. flash_attn's compiled kernels are right",
         remedy="The compiler leaves out waits for stores (triton#10906). ROCm/triton#968 mends it (commit 6cdb2d05). "
         "Take a newer torch of ROCm, `{torch} --upgrade --force-reinstall`, and run this command again.",
         note=True,
