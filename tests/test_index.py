@@ -77,11 +77,8 @@ def test_page_of_one_cell(site: Path) -> None:
         first["href"],
     )
     metadata = (site / "files" / unquote(first["href"].rpartition("/")[2].partition("#")[0] + ".metadata")).read_bytes()
-    assert (
-        first["data-core-metadata"]
-        == f"sha256={hashlib.sha256(metadata).hexdigest()}"
-        == first["data-dist-info-metadata"]
-    )
+    assert first["data-core-metadata"] == f"sha256={hashlib.sha256(metadata).hexdigest()}"
+    assert "data-dist-info-metadata" not in first  # pip 22.3 to 23.1 would refuse the wheel
     assert first["data-requires-python"] == ">=3.10"
     assert [anchor.get("data-yanked") for anchor in found] == ["wrong gradients <b>"] * 2 + [None] * 2
     assert roots(site / "rocm6.4" / "torch2.9") == ["flash-attn/"]

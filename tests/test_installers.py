@@ -186,3 +186,28 @@ def test_flash_attn_3_brings_the_flash_attn_of_its_label(
     code = "import flash_attn_interface; print(flash_attn_interface.label)"
     label = subprocess.run([consumer, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert label.stdout == "2.8.3+rocm62torch2.5\n"
+
+
+@pytest.mark.parametrize("version", ["21.3", "22.3", "23.0", "23.1", "23.2", "24.0"])
+def test_old_pips_take_names_with_hyphens(site: Site, tmp_path: Path, version: str) -> None:
+    """pip 22.3 to 23.1 compare METADATA's name letter by letter, where a page names the metadata as before PEP 714.
+    Debian 12 has 23.0.1. tests were run with each minor version from 21.0 to 26.3 (2026-11-28).
+    """
+    tools = tmp_path / "pip"
+    assert uv(tmp_path / "cache", "--no-deps", "--target", str(tools), f"pip=={version}.*").returncode == 0
+    options = ["--no-deps", "--no-cache-dir", "--dest", str(tmp_path), "--index-url", site.simple("6.2", "2.5")]
+    wanted = ["flash-attn==2.8.3+rocm62torch2.5", "flash-attn-3==3.0.0+rocm62torch2.5"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "download",
+        *options,
+        *for_python("3.12", tmp_path)[:-3],
+        *wanted,
+    ]
+    env = {"PYTHONPATH": str(tools), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name.split("-")[0] for path in tmp_path.glob("*.whl")} == {"flash_attn", "flash_attn_3"}

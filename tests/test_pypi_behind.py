@@ -20,7 +20,7 @@ from sites import HOME
 from rocm_wheels.matrix import cells, targets, versions
 
 LABEL = "2.8.3+rocm"
-TORCH = "2.9.1+rocm6.4"
+TORCH = "2.13.0+rocm7.2"
 # GPUs of every family. Some have a kernel store of their own in the universal wheel, others use their family's store.
 GPUS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1201")
 INSTALLERS = ("pip", "uv")

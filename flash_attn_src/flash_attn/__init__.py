@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 
 from flash_attn.runtime.build_info import load as _load
+from flash_attn.runtime.platform import PLATFORM as _PLATFORM
 
 _build = _load()
 __version__ = _build.version
@@ -32,7 +33,7 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
         if [int(part) for part in _torch.split(".")[:2]] < [2, 5]:
             _refuse(
                 f"flash_attn {__version__} needs torch 2.5 or newer, torch {_torch} is installed. "
-                "`python -m flash_attn.doctor` prints the line that replaces it"
+                f"`{_PLATFORM.python} -m flash_attn.doctor` prints the line that replaces it"
             )
         from flash_attn.custom_ops import flops as _flops
         from flash_attn.diagnosis.info import backend_info
@@ -60,7 +61,7 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
         _wanted = f"torch {_build.torch_minor}" if _build.torch else "torch 2.5 or newer"
         _refuse(
             f"flash_attn {__version__} needs {_wanted}{f' for ROCm {_build.rocm}' if _build.rocm else ''}, "
-            "and no torch is installed: install it first. `python -m flash_attn.doctor` tells how",
+            f"and no torch is installed: install it first. `{_PLATFORM.python} -m flash_attn.doctor` tells how",
             error,
         )
 

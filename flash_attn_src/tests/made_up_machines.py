@@ -7,9 +7,9 @@ from typing import Any
 
 from flash_attn.diagnosis.survey import Access, Facts, known
 from flash_attn.runtime import environment
-from flash_attn.runtime.build_info import BuildInfo
+from flash_attn.runtime.build_info import BuildInfo, load
 
-KNOWN = known(BuildInfo())  # what versions.toml says
+KNOWN = known(load())  # what versions.toml says
 BUILD = BuildInfo(
     version="2.8.3",
     label="rocm62torch2.5triton",

@@ -31,7 +31,11 @@ def table(facts: Mapping[str, Any]) -> dict[str, Any]:
         classes.setdefault(same, gpu)
         ranks = [advice.rank(facts, gpu, system) for system in advice.SYSTEMS]
         gpus[gpu] = [list(classes).index(same), *ranks]
-    bounds = {"python": _pythons(facts), "torch": _torches(facts), "rocm": ["0.0", *_with_newer(list(facts["rocm"]))]}
+    bounds = {
+        "python": _pythons(facts),
+        "torch": _torches(facts),
+        "rocm": ["0.0", *_with_newer(sorted(facts["rocm"], key=version_key))],
+    }
     axes = [list(classes.values()), advice.SYSTEMS, *(["", *bounds[name]] for name in bounds), MAKERS]
     answers: dict[str, dict[str, Any]] = {}
     runs: list[list[int]] = []

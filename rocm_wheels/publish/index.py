@@ -190,8 +190,9 @@ def _hosted(link: Link, home: Home) -> str:
 def _anchor(link: Link) -> Anchor:
     data = {}
     if link.metadata_sha256:
-        # pip and uv of 2023 read the second name (PEP 714).
-        data = dict.fromkeys(("core-metadata", "dist-info-metadata"), f"sha256={link.metadata_sha256}")
+        # Not as data-dist-info-metadata, the name before PEP 714: pip 22.3 to 23.1 read it and then refuse wheels of
+        # `flash-attn`, because METADATA spells the name flash_attn.
+        data = {"core-metadata": f"sha256={link.metadata_sha256}"}
     if link.requires_python:
         data["requires-python"] = link.requires_python
     if link.yanked is not None:

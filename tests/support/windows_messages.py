@@ -73,7 +73,7 @@ def calls() -> None:
 
     jit.JitKernel = lambda *_, **__: None  # type: ignore[misc,assignment]
     (variant, *_) = variants.table("gfx1030")
-    wheel = build_info.BuildInfo(version="2.8.3", label="rocm", targets=("gfx1030",))
+    wheel = replace(build_info.load(), label="rocm", torch="", rocm="", targets=("gfx1030",))
     for target in ("gfx1201", "gfx906", "gfx942"):  # the last two have no wheel for Windows
         device = driver.Driver.__new__(driver.Driver)
         device.index, device.target, device.compute_units = 0, target, 60

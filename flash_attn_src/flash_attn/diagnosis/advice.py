@@ -4,7 +4,8 @@
 wheel looks its answers up in a table that `rocm_wheels.publish.answers` made with it. Standard library only, and no
 syntax newer than Python 3.8: a Python that is too old for the wheels gets a message.
 
-`facts` is what `rocm_wheels.matrix.advice_facts` wrote: versions.toml, as far as advice needs it.
+`facts` is what `rocm_wheels.matrix.advice_facts` wrote: versions.toml, as far as advice needs it. Its tables may come
+in any order, because a wheel holds them sorted by name.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _unsuitable(facts: Facts, gpu: str, system: str, installed: tuple[str, str, 
         return "This torch is not built for ROCm."
     if _below(torch, facts["oldest_torch"]):
         return f"This torch is too old: the wheels are for torch {facts['oldest_torch']} and newer."
-    oldest = next(iter(facts["rocm"]))
+    oldest = min(facts["rocm"], key=numbers)
     if _below(rocm, oldest):
         return f"This torch is for a ROCm that is too old: the wheels are for ROCm {oldest} and newer."
     if row is None:
@@ -185,8 +186,8 @@ def _unknown(facts: Facts, python: str, torch: str, rocm: str) -> list[str]:
     notes = []
     for name, version, known in (
         ("Python", python, facts["python"][-1]),
-        ("torch", torch, minor(list(facts["torch"])[-1])),
-        ("ROCm", rocm, list(facts["rocm"])[-1]),
+        ("torch", torch, minor(max(facts["torch"], key=numbers))),
+        ("ROCm", rocm, max(facts["rocm"], key=numbers)),
     ):
         if version and _below(known, version):
             notes.append(f"This {name} is newer than {known}, the newest that was tested.")
@@ -238,9 +239,9 @@ def _releases(facts: Facts, row: Facts, python: str, pinned: tuple[str, str]) ->
 
 def amd_index(facts: Facts, rocm: str) -> str:
     """AMD's index of torch for a ROCm: the newest one that is not for a newer ROCm, else the oldest."""
-    indexes = {name: row["amd_index"] for name, row in facts["rocm"].items() if row["amd_index"]}
-    fit = [name for name in indexes if rocm and not _below(rocm, name)]
-    return str(indexes[fit[-1] if fit else next(iter(indexes))])
+    indexes = sorted((numbers(name), row["amd_index"]) for name, row in facts["rocm"].items() if row["amd_index"])
+    fit = [index for since, index in indexes if rocm and since <= numbers(rocm)[:2]]
+    return str(fit[-1] if fit else indexes[0][1])
 
 
 def devices(facts: Facts, gpus: Iterable[str]) -> str:

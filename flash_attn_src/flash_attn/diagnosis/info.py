@@ -131,7 +131,7 @@ def _remedy(build: BuildInfo, target: str) -> str:
     if line := build_command(build.version, target):
         return f"`{line}` builds a wheel that has them{' (on Linux or in WSL)' if PLATFORM.is_windows else ''}"
     wheel = "no wheel for Windows" if PLATFORM.is_windows else "no wheel"
-    return f"{wheel} has them; `python -m flash_attn.doctor` says what else there is"
+    return f"{wheel} has them; `{PLATFORM.python} -m flash_attn.doctor` says what else there is"
 
 
 def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:

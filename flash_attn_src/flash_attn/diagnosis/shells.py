@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-# What PowerShell and cmd both take as a program's path without quotes.
-_PLAIN_PATH = re.compile(r"[\w:\\./~-]+")
+from flash_attn.runtime.platform.base import in_powershell
 
 
 class Shell(ABC):
@@ -67,9 +65,7 @@ class Windows(Shell):
     """
 
     def __init__(self, executable: str) -> None:
-        path = executable or "python"
-        # PowerShell takes a text in quotes as a command after `&` alone.
-        self.python = path if _PLAIN_PATH.fullmatch(path) else f'& "{path}"'
+        self.python = in_powershell(executable or "python")
         self.pip = f"{self.python} -m pip"
 
     def then(self, commands: Sequence[str]) -> str:

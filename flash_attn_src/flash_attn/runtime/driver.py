@@ -61,7 +61,7 @@ class Driver:
     def _remedy(self) -> str:
         """What to do where neither the wheel nor Triton has a kernel."""
         if PLATFORM.is_windows:
-            return "`python -m flash_attn.doctor` prints what to install on this machine"
+            return f"`{PLATFORM.python} -m flash_attn.doctor` prints what to install on this machine"
         line = build_command(VERSION, self.target)
         wheel = f", or build a wheel that has it: {line}" if line else ""
         return f"Install the Triton that your torch requires{wheel}"

@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--json {path}: {problem}, give a file that can be written")
     if gpu is None:
         print("torch sees no GPU" if not count else "on the CPU, as asked", end="")
-        print(": fewer checks, no speed of a GPU. `python -m flash_attn.doctor` says what is wrong", file=sys.stdout)
+        doctor = f"`{PLATFORM.python} -m flash_attn.doctor`"
+        print(f": fewer checks, no speed of a GPU. {doctor} says what is wrong", file=sys.stdout)
 
     lines, trouble = run("cpu" if gpu is None else str(gpu), arguments.repeats, arguments.minutes)
     found = report.build(

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+
+# What PowerShell and cmd both take as a program's path without quotes.
+_PLAIN_PATH = re.compile(r"[\w:\\./~-]+")
+
+
+def in_powershell(program: str) -> str:
+    """The path of a program as a command. PowerShell takes a text in quotes as a command after `&` alone."""
+    return program if _PLAIN_PATH.fullmatch(program) else f'& "{program}"'
 
 
 class Platform(ABC):
@@ -20,6 +30,11 @@ class Platform(ABC):
     launcher: str
     gpu_libraries: tuple[str, ...]
     cache_variable: str
+
+    @property
+    def python(self) -> str:
+        """How messages start the running Python. A portable Python of Windows is not in PATH."""
+        return in_powershell(sys.executable) if self.is_windows else "python"
 
     @property
     def hip_library(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flash_attn.runtime.platform.base import Platform
 
@@ -17,6 +18,8 @@ _Result = TypeVar("_Result")
 _LONGEST_PATH = 32768  # characters, with the null character
 # The class of display adapters: one numbered subkey for each installed adapter.
 _ADAPTERS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+# The name of a card, not that of a GPU in a processor, such as AMD Radeon(TM) Graphics or AMD Radeon 780M Graphics.
+_CARD = r"\b(RX|VII|PRO|HD|R9|R7|Vega)\b(?!.*Graphics)"
 _MAKERS = ("Advanced Micro Devices", "AMD", "ATI", "NVIDIA")
 
 
@@ -55,18 +58,67 @@ class Windows(Platform):
         return ""  # rocjitsu runs on Linux alone
 
     def gpu_driver(self) -> str:
-        import winreg
+        """The driver of the adapter that counts: among those that are there, AMD's first, a card before the GPU of a
+        processor. The key of an adapter stays in the registry when the card is taken out.
+        """
+        adapters = list(_adapters())
+        attached = _attached()
+        there = [adapter for adapter in adapters if adapter.key.lower() in attached] or adapters
+        best = min(there, key=lambda adapter: (not adapter.of_amd, not re.search(_CARD, adapter.name)), default=None)
+        return f"{best.version} ({best.name})" if best else ""
 
-        registry: Any = winreg  # the types of the module are known on Windows alone
-        with suppress(OSError), registry.OpenKey(registry.HKEY_LOCAL_MACHINE, _ADAPTERS) as adapters:
-            for index in range(registry.QueryInfoKey(adapters)[0]):
-                with suppress(OSError), registry.OpenKey(adapters, registry.EnumKey(adapters, index)) as adapter:
-                    if str(registry.QueryValueEx(adapter, "ProviderName")[0]).startswith(_MAKERS):
-                        version, name = (
-                            registry.QueryValueEx(adapter, value)[0] for value in ("DriverVersion", "DriverDesc")
-                        )
-                        return f"{version} ({name})"
-        return ""
+
+class _Adapter(NamedTuple):
+    """A display adapter, as the registry has it."""
+
+    key: str
+    maker: str
+    version: str
+    name: str
+
+    @property
+    def of_amd(self) -> bool:
+        return not self.maker.startswith("NVIDIA")
+
+
+def _adapters() -> Iterator[_Adapter]:
+    """The display adapters of AMD and NVIDIA that have or had a driver."""
+    import winreg
+
+    registry: Any = winreg  # the types of the module are known on Windows alone
+    with suppress(OSError), registry.OpenKey(registry.HKEY_LOCAL_MACHINE, _ADAPTERS) as adapters:
+        for index in range(registry.QueryInfoKey(adapters)[0]):
+            key = registry.EnumKey(adapters, index)
+            with suppress(OSError), registry.OpenKey(adapters, key) as adapter:
+                values = ("ProviderName", "DriverVersion", "DriverDesc")
+                found = _Adapter(key, *(str(registry.QueryValueEx(adapter, value)[0]) for value in values))
+                if found.maker.startswith(_MAKERS):
+                    yield found
+
+
+def _attached() -> set[str]:
+    """The keys below _ADAPTERS of the adapters that Windows lists now."""
+    user32 = ctypes.WinDLL("user32", use_last_error=True)  # type: ignore[attr-defined]
+    device = _DisplayDevice(size=ctypes.sizeof(_DisplayDevice))
+    keys: set[str] = set()
+    number = 0
+    while user32.EnumDisplayDevicesW(None, number, ctypes.byref(device), 0):
+        keys.add(str(device.key).rpartition("\\")[2].lower())
+        number += 1
+    return keys
+
+
+class _DisplayDevice(ctypes.Structure):
+    """DISPLAY_DEVICEW."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("name", ctypes.c_wchar * 32),
+        ("text", ctypes.c_wchar * 128),
+        ("flags", ctypes.c_uint32),
+        ("identity", ctypes.c_wchar * 128),
+        ("key", ctypes.c_wchar * 128),
+    )
 
 
 def _patiently(act: Callable[[], _Result]) -> _Result:
