@@ -23,6 +23,9 @@ from rocm_wheels.wheel import closing, interpreters
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+TORCH = 'install "torch==2.14.1+rocm7.2" --index-url https://download.pytorch.org/whl/rocm7.2'
+
+
 def universal(platform: str = "linux") -> Plan:
     machine = Machine(cores=1, available_mib=4096)
     return make_universal_plan(versions.load(), flash_attn="2.8.3", env={}, machine=machine, platform=platform)
@@ -60,7 +63,8 @@ def run(command: str, cwd: Path, python: Path) -> str:
         "PIP_NO_INDEX": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    typed = command.replace("uv pip install", f"{packages.uv()} pip install --no-deps")
+    steps = [step for step in command.split(" && ") if 'install "torch' not in step]  # several GB
+    typed = " && ".join(steps).replace("uv pip install", f"{packages.uv()} pip install --no-deps")
     subprocess.run(["bash", "-euc", typed], cwd=cwd, env=env, check=True, stdout=subprocess.DEVNULL)
     shown = [str(python), "-c", "import flash_attn; print(flash_attn.label)"]
     return subprocess.check_output(shown, cwd=cwd, text=True).strip()
@@ -70,7 +74,7 @@ def test_in_the_active_environment(tmp_path: Path, wheel: Path, active: Path) ->
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         said, command = last(universal(), wheel, **{variable: str(active)})
         assert said == f"Install it here, with Python {HERE}:"
-        assert command == f"'{active}/bin/python' -m pip install '{wheel}'"
+        assert command == f"'{active}/bin/python' -m pip {TORCH} && '{active}/bin/python' -m pip install '{wheel}'"
     assert run(command, tmp_path, active / "bin/python") == "2.8.3+rocm"
 
 
@@ -78,7 +82,8 @@ def test_with_uv_in_an_environment_without_pip(tmp_path: Path, wheel: Path, monk
     active = environment(tmp_path / "env", "--without-pip")
     monkeypatch.setattr("shutil.which", lambda name, **_: "/somewhere/uv" if name == "uv" else None)
     _, command = last(universal(), wheel, VIRTUAL_ENV=str(active))
-    assert command == f"uv pip install --python {active}/bin/python '{wheel}'"
+    uv = f"uv pip install --python {active}/bin/python"
+    assert command == f"{uv} {TORCH.removeprefix('install ')} && {uv} '{wheel}'"
     assert run(command, tmp_path, active / "bin/python") == "2.8.3+rocm"
 
 
@@ -92,12 +97,13 @@ def test_in_a_new_environment_where_the_system_forbids_pip(
     said, command = last(universal(), wheel)
     assert said == "Install it here, in a new environment:"
     assert shlex.split(command)[0] == os.path.realpath(sys.executable)
+    assert f"&& {closing.NEW_ENVIRONMENT}/bin/python -m pip {TORCH} &&" in command
     assert run(command, tmp_path, tmp_path / closing.NEW_ENVIRONMENT / "bin/python") == "2.8.3+rocm"
 
 
 def test_a_python_on_the_path_takes_it_where_none_is_active(wheel: Path, active: Path) -> None:
     _, command = last(universal(), wheel, PATH=f"{active}/bin")
-    assert command == f"'{active}/bin/python' -m pip install '{wheel}'"
+    assert command == f"'{active}/bin/python' -m pip {TORCH} && '{active}/bin/python' -m pip install '{wheel}'"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,24 @@ def test_a_combination_brings_its_torch_into_an_environment_without_it(torch: st
     pip = "/env/bin/python -m pip install"
     first = "torch==2.5.1+rocm6.2 --index-url https://download.pytorch.org/whl/rocm6.2"
     assert found.install(cell_plan("gfx942"), "a.whl") == (f"{pip} a.whl" if kept else f"{pip} {first} && {pip} a.whl")
-    assert found.install(universal(), "a.whl") == f"{pip} a.whl"
+    has_rocm = "+rocm" in torch
+    expected = f"{pip} a.whl" if has_rocm else f"/env/bin/python -m pip {TORCH} && {pip} a.whl"
+    assert found.install(universal(), "a.whl") == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        ("gfx1201", TORCH),
+        ("gfx1031", 'install "torch[device-gfx1031]" --index-url https://repo.amd.com/rocm/whl-multi-arch/'),
+        ("gfx1103", TORCH.replace("rocm7.2", "rocm7.14")),
+    ],
+)
+def test_the_torch_of_a_wheel_for_one_gpu_is_the_advisers(gpu: str, line: str) -> None:
+    machine = Machine(cores=1, available_mib=4096)
+    plan = make_universal_plan(versions.load(), flash_attn="2.8.3", env={"PYTORCH_ROCM_ARCH": gpu}, machine=machine)
+    found = closing.Environment(python="/env/bin/python", version="3.11", managed=False, pip=True)
+    assert found.install(plan, "a.whl") == f"/env/bin/python -m pip {line} && /env/bin/python -m pip install a.whl"
 
 
 def test_the_torch_of_an_environment_is_seen(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
 from rocm_wheels.matrix import machine as machines
 from rocm_wheels.matrix.machine import Machine, detect_targets, gfx_name
-from rocm_wheels.matrix.plan import Plan, make_plan, parallel_jobs, wants_triton_too
+from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan, parallel_jobs, wants_triton_too
 from rocm_wheels.matrix.versions import Versions
 
 BARE = Machine(cores=8, available_mib=16384)
@@ -151,6 +151,46 @@ def test_the_environment_overrides_the_detected_gpu(data: Versions) -> None:
     assert plan(data, machine, {"GPU_ARCHS": "gfx942"}).targets == ("gfx942",)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "built"),
+    [
+        (("gfx1036", "gfx1201"), ("gfx1201",)),
+        (("gfx1100", "gfx1201"), ("gfx1100", "gfx1201")),
+        (("gfx1151",), ("gfx1151",)),
+        (("gfx1103", "gfx1036"), ("gfx1036", "gfx1103")),
+    ],
+)
+def test_native_is_the_card_beside_the_gpu_of_a_processor(
+    data: Versions, gpus: tuple[str, ...], built: tuple[str, ...]
+) -> None:
+    machine = replace(BARE, gpus=gpus)
+    made = make_universal_plan(data, flash_attn="2.8.3", env={"PYTORCH_ROCM_ARCH": "native"}, machine=machine)
+    assert made.targets == built
+    left = [gpu for gpu in gpus if gpu not in built]
+    assert [note for note in made.notes if "name both in PYTORCH_ROCM_ARCH" in note] == [
+        f"built for {', '.join(built)} alone; to serve the {gpu} in the processor too, name both in PYTORCH_ROCM_ARCH"
+        for gpu in left
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "This machine has no AMD GPU."),
+        ({"dev/dxg": ""}, "This is WSL"),
+        ({".dockerenv": ""}, "start it with --device=/dev/kfd"),
+        ({"sys/bus/pci/devices/0/vendor": "0x1002\n", "sys/bus/pci/devices/0/class": "0x030000\n"}, "modprobe amdgpu"),
+        ({"sys/bus/pci/devices/0/vendor": "0x10de\n", "sys/bus/pci/devices/0/class": "0x030000\n"}, "no AMD GPU"),
+        ({"sys/bus/pci/devices/0/vendor": "0x1002\n", "sys/bus/pci/devices/0/class": "0x060400\n"}, "no AMD GPU"),
+    ],
+)
+def test_why_a_machine_has_no_gpu(tmp_path: Path, files: Mapping[str, str], words: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert words in machines.why_no_gpu(tmp_path)
+
+
 def test_a_gpu_that_the_combination_does_not_support_is_reported(data: Versions) -> None:
     made = plan(data, replace(BARE, gpus=("gfx1013", "gfx1100")))
     assert made.targets == ("gfx1100",)
@@ -166,7 +206,7 @@ def test_a_gpu_that_the_combination_does_not_support_is_reported(data: Versions)
         (
             {"GPU_ARCHS": "native"},
             "GPU_ARCHS=native, but this machine has no GPU that",
-            "Name targets instead: gfx908, gfx90a,",
+            "PYTORCH_ROCM_ARCH=RX9070XT or gfx1201. README.md has a table. Targets: gfx908, gfx90a,",
         ),
         (
             {"GPU_ARCHS": "native;gfx942"},
@@ -191,7 +231,8 @@ def test_bad_targets(data: Versions, env: dict[str, str], message: str, remedy: 
         (64, 7000, {}, 10),
         (64, 699, {}, 1),
         (2, 0, {}, 1),
-        (2, 700, {"MAX_JOBS": " 12 "}, 12),
+        (16, 700, {"MAX_JOBS": " 12 "}, 12),
+        (2, 16384, {"MAX_JOBS": "500"}, 2),
         (4, 16384, {"MAX_JOBS": ""}, 4),
     ],
 )

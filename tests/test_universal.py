@@ -184,6 +184,14 @@ def test_a_cell_has_the_same_members_under_another_claim(tmp_path: Path) -> None
     assert (info["python"], info["torch"], info["rocm"], info["backend"]) == ("", None, None, "ck")
 
 
+def test_a_wheel_for_one_gpu_is_tested_with_one_torch_that_is_certain() -> None:
+    machine = Machine(cores=1, available_mib=4096)
+    plan = make_universal_plan(DATA, flash_attn="2.8.3", env={"PYTORCH_ROCM_ARCH": "gfx1201"}, machine=machine)
+    (only,) = combinations.of(plan, DATA, {"3.11": "/x", "3.12": "/x"}.get)
+    assert (only.python, only.torch) == ("3.12", "2.14.1")
+    assert not DATA.torch[only.torch].uncertain
+
+
 def test_it_is_tested_with_the_newest_and_the_oldest_torch() -> None:
     here = {"3.11": "there", "3.13": "there"}
     newest, oldest = combinations.of(planned(), DATA, here.get)

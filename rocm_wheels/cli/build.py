@@ -15,7 +15,7 @@ from rocm_wheels.cli.options import add_cache, add_without, cache_of, directory
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import plan as plans
 from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.cells import known_backend
+from rocm_wheels.matrix.cells import Cell, known_backend
 from rocm_wheels.matrix.plan import (
     Plan,
     make_plan,
@@ -27,6 +27,7 @@ from rocm_wheels.matrix.platforms import ALL, DEFAULT, PLATFORMS
 from rocm_wheels.packages import packages_of
 from rocm_wheels.wheel import container
 
+MANY_TARGETS = 4  # from which on a build says what it costs
 EXAMPLE = ("3.11", "2.5.1", "6.2")  # Python, torch and ROCm in messages
 FLASH_ATTN = ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3; alone it means the universal wheel")
 CELL = (
@@ -109,8 +110,28 @@ def _check(arguments: argparse.Namespace) -> int:
     for plan in made[:1] if arguments.cibuildwheel else ():
         manylinux.check_plan(plan)
     build.check_writable(dist=arguments.dist.absolute(), cache=cache_of(arguments))
+    for plan in made:
+        if cost := _cost(plan):
+            print(cost, file=sys.stderr)
     print(plans.dump(made))
     return 0
+
+
+def _cost(plan: Plan) -> str:
+    """What the universal wheel of many GPU targets costs, and how one GPU gets a wheel in minutes; "" for others."""
+    gpus = [target for target in plan.targets if target.startswith("gfx")]
+    if isinstance(plan.cell, Cell) or len(gpus) < MANY_TARGETS:
+        return ""
+    from rocm_wheels.publish import figures
+
+    hours = figures.compile_seconds(versions.load(), gpus) / 3600 / plan.jobs
+    build = f"./build_rocm.sh {plan.cell.flash_attn}"
+    return (
+        f"note: this compiles the kernels of {len(gpus)} GPU targets: about {hours:.1f} h with {plan.jobs} jobs where "
+        f"none is cached. A wheel for one GPU takes minutes:\n"
+        f"    PYTORCH_ROCM_ARCH=native {build}     # on its machine\n"
+        f"    PYTORCH_ROCM_ARCH=RX9070XT {build}   # anywhere; README.md has the names"
+    )
 
 
 @packages_of("build")

@@ -13,6 +13,7 @@ from pathlib import Path
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+_AMD = "0x1002"  # vendor of a PCI device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,25 @@ def detect_targets(nodes: Path = KFD_NODES) -> tuple[str, ...]:
     """The gfx targets of the local AMD GPUs, sorted; empty without a GPU or its driver."""
     names = {gfx_name(int(version)) for version in _kfd_versions(nodes) if int(version)}
     return tuple(sorted(names or _enumerated()))
+
+
+def why_no_gpu(root: Path = Path("/")) -> str:
+    """Why no AMD GPU was found on a machine, with what to do about it: a sentence."""
+    vendors = [
+        path.with_name("vendor") for path in sorted(root.glob("sys/bus/pci/devices/*/class")) if _is_display(path)
+    ]
+    if (root / "dev/dxg").exists():
+        return "This is WSL: ROCm's rocminfo names the GPU, if ROCm and librocdxg are installed."
+    if any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")) and not (root / "dev/kfd").exists():
+        return "This is a container without the GPU: start it with --device=/dev/kfd --device=/dev/dri."
+    if any(_read(vendor) == _AMD for vendor in vendors) and not (root / "dev/kfd").exists():
+        return "There is an AMD GPU, but its driver is not loaded: sudo modprobe amdgpu."
+    return "This machine has no AMD GPU."
+
+
+def _is_display(path: Path) -> bool:
+    """Whether the class of a PCI device is a display controller."""
+    return _read(path).startswith("0x03")
 
 
 def gfx_name(version: int) -> str:

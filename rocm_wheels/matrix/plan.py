@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from rocm_wheels import environment
-from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell
+from rocm_wheels.errors import DataError, ImpossibleCell
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix import targets as gpu_targets
 from rocm_wheels.matrix.cells import Cell, Claim, Universal, known_backend, resolve, universal
 from rocm_wheels.matrix.machine import Machine, survey
 from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS, STEPS
-from rocm_wheels.matrix.requested import from_environment, from_machine
+from rocm_wheels.matrix.requested import cards, from_environment, from_machine, no_gpu
 from rocm_wheels.matrix.targets import has_kernels, known_targets, targets
 from rocm_wheels.matrix.versions import Versions
 
@@ -163,12 +163,10 @@ def make_universal_plan(
     named = None if wanted.of_this_machine else wanted.targets
     notes = wanted.notes
     if wanted.of_this_machine and wanted.targets is not None:
-        named = tuple(gpu for gpu in machine.gpus if gpu in versions.targets)
+        here = cards(versions, [gpu for gpu in machine.gpus if gpu in versions.targets])
+        named, notes = here.targets, (*notes, *here.notes)
         if not named:
-            raise BadTarget(
-                f"{wanted.source}=native, but this machine has no GPU that a wheel serves",
-                remedy=f"Name targets instead: {', '.join(versions.targets)}.",
-            )
+            raise no_gpu(wanted.source, versions.targets, ", ".join(machine.gpus))
     if environment.backend(env) == "triton" or environment.flag(env, environment.BUILD_TRITON):
         raise DataError(
             f"{environment.TRITON_ENABLE} and {environment.BUILD_TRITON} ask for a triton wheel; the universal wheel "
@@ -224,9 +222,9 @@ def toolchain_of(machine: Machine, backend: str) -> str:
 
 
 def parallel_jobs(versions: Versions, env: Mapping[str, str], machine: Machine, backend: str = "triton") -> int:
-    """Number of parallel compile jobs: MAX_JOBS (DataError if malformed), else by cores and memory."""
+    """Number of parallel compile jobs: MAX_JOBS (DataError if malformed), else by memory; at most one a core."""
     by_memory = machine.available_mib // versions.backends[backend].job_memory_mib
-    return environment.max_jobs(env) or max(1, min(machine.cores, by_memory))
+    return max(1, min(machine.cores, environment.max_jobs(env) or by_memory))
 
 
 def _backend(versions: Versions, asked: str | None) -> str:

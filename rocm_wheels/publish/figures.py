@@ -73,6 +73,15 @@ def figures(versions: Versions, matrix: Mapping[str, Sequence[str]]) -> dict[str
     }
 
 
+def compile_seconds(versions: Versions, targets: Iterable[str]) -> float:
+    """The estimated core seconds that the kernels of GPU targets take without a cache."""
+    total = 0.0
+    for target in targets:
+        kernels, family = _kernels(versions, target), sources.module("kernels.targets").get(target).family
+        total += sum(kernels[name] * versions.backends[name].seconds(family) for name in ("ck", "triton"))
+    return total
+
+
 def fill(root: Path, pages: Mapping[Path, str], known: Mapping[str, str]) -> dict[Path, str]:
     """Writes the figures into the texts of `pages`, and of the other pages of a repository that hold any. Raises
     DataError for a figure that is not known.

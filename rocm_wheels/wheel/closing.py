@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix import advice_facts, names, versions
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
 from rocm_wheels.matrix.platforms import DEFAULT
+from rocm_wheels.package_modules import single_file
 from rocm_wheels.tables import version_key
 from rocm_wheels.wheel import interpreters
 
+advice = single_file("diagnosis.advice")
 NEW_ENVIRONMENT = "flash-attn-env"
 # Prints what decides whether pip may install a wheel into the environment of a Python.
 _PROBE = """
@@ -55,14 +57,15 @@ class Environment:
 
     def install(self, plan: Plan, path: str) -> str:
         """The command that installs the wheel of a plan into this environment, from a path that is quoted. It installs
-        the torch of a combination first: with the wheel alone, pip installs PyPI's torch, which is for CUDA.
+        torch for ROCm first where there is none: with the wheel alone, pip installs PyPI's torch, which is for CUDA, or
+        none.
         """
         python = shlex.quote(self.python)
         pip = f"{python} -m pip install" if self.pip else f"uv pip install --python {python}"
-        has_torch = not isinstance(plan.cell, Cell) or (
-            self.torch.startswith(f"{plan.cell.torch_minor}.") and "+rocm" in self.torch
-        )
-        return f"{pip} {path}" if has_torch else f"{pip} {_torch(plan)} && {pip} {path}"
+        has_torch = "+rocm" in self.torch
+        if isinstance(plan.cell, Cell):
+            has_torch = has_torch and self.torch.startswith(f"{plan.cell.torch_minor}.")
+        return f"{pip} {path}" if has_torch else f"{pip} {_torch(plan, self.version)} && {pip} {path}"
 
 
 def facts(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
@@ -71,7 +74,8 @@ def facts(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
     if isinstance(cell, Cell):
         torch, python = f"pip install {_torch(plan)}", cell.python
     else:
-        torch, python = "any ROCm build from 2.5 on, which has to be installed first", f"{cell.python} and newer"
+        oldest = versions.load().advice.oldest_torch
+        torch, python = f"any ROCm build from {oldest} on, which has to be installed first", f"{cell.python} and newer"
     return [
         f"wheel    {wheel}",
         f"size     {size(wheel)}",
@@ -111,8 +115,8 @@ def installation(plan: Plan, wheel: Path, env: Mapping[str, str] = os.environ) -
             f"    python{plan.cell.python} -m pip install {path}",
         ]
     pip = f"{NEW_ENVIRONMENT}/bin/python -m pip install"
-    torch = f"{pip} {_torch(plan)} && " if isinstance(plan.cell, Cell) else ""
-    new = f"{shlex.quote(str(base))} -m venv {NEW_ENVIRONMENT} && {torch}{pip} {path}"
+    torch = _torch(plan, "" if isinstance(plan.cell, Cell) else "{}.{}".format(*sys.version_info[:2]))
+    new = f"{shlex.quote(str(base))} -m venv {NEW_ENVIRONMENT} && {pip} {torch} && {pip} {path}"
     return ["Install it here, in a new environment:", f"    {new}"]
 
 
@@ -159,12 +163,18 @@ def _base(plan: Plan) -> Path | None:
     return Path(os.path.realpath(python)) if python else None
 
 
-def _torch(plan: Plan) -> str:
-    """Arguments of pip for the combination's torch, with its label: without it, pip keeps another build of that
-    version, such as PyPI's.
+def _torch(plan: Plan, python: str = "") -> str:
+    """Arguments of `pip install` for torch, with its label: without it, pip keeps another build of that version, such
+    as PyPI's. Of a combination, else what the adviser recommends for the first GPU of the wheel and a Python.
     """
-    assert isinstance(plan.cell, Cell)
-    return f"torch=={plan.cell.torch}+{plan.torch_index} --index-url {TORCH_INDEX}/{plan.torch_index}"
+    if isinstance(plan.cell, Cell):
+        return f"torch=={plan.cell.torch}+{plan.torch_index} --index-url {TORCH_INDEX}/{plan.torch_index}"
+    data = versions.load()
+    (gpu, *_) = (*(name for name in plan.targets if name in data.targets and not data.targets[name].is_generic), "")
+    known, extras = advice_facts.facts(data), f"device-{gpu}" if gpu else ""
+    line, _ = advice.torch_line(known, gpu, DEFAULT, python, "", extras)
+    line = line or advice.torch_line(known, gpu, DEFAULT, "", "", extras)[0]
+    return str(line).removeprefix("install ")
 
 
 def _module(path: Path) -> str:

@@ -30,7 +30,8 @@ def of(
 
     The wheel of a cell has one combination. The universal wheel is tested with the newest and the oldest torch, each
     with the newest Python that this machine has for it; with `every`, with the newest patch release of every torch and
-    each Python. found: returns the path of a Python, or None. Raises MissingTool if the machine has no Python that
+    each Python. A universal wheel for one GPU target is nothing to publish: it is tested with the newest torch that a
+    source confirmed. found: returns the path of a Python, or None. Raises MissingTool if the machine has no Python that
     torch supports.
     """
     cell = plan.cell
@@ -53,5 +54,8 @@ def of(
         )
     if every:
         return tuple(possible)
+    if len(plan.targets) == 1:
+        sure = [each for each in possible if not versions.torch[each.torch].uncertain]
+        return tuple((sure or possible)[:1])
     oldest = next(each for each in possible if each.torch == possible[-1].torch)
     return tuple(dict.fromkeys((possible[0], oldest)))

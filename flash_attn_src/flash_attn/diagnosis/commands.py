@@ -64,7 +64,8 @@ def install_torch(facts: Facts) -> str:
     given = facts.advise()
     if not given.torch:  # nothing serves this machine: the line for any GPU
         return _lines(facts, *advice.torch_line(facts.known, "", facts.system_name, "", _hip(facts)))
-    return _lines(facts, given.torch, given.remove)
+    # pip would keep a torch that is installed, also a broken one, where the line names no version.
+    return _lines(facts, given.torch, "==" not in given.torch)
 
 
 def _lines(facts: Facts, arguments: str, remove: bool) -> str:
