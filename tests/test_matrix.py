@@ -319,6 +319,18 @@ def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole
         rows.rows(data, cells, ["gfx94"])
 
 
+def test_a_release_for_radeons_alone_leaves_out_what_cannot_be() -> None:
+    done = run("--target", "gfx1201", "--target", "gfx1100")
+    made = json.loads(done.stdout)
+    rows_ = made["wheels"]["include"]
+    assert {row["backend"] for row in rows_ if row["torch-version"]} == {"triton"}
+    assert {row["targets"] for row in rows_} <= {"gfx1100;gfx1201", "gfx1100"}
+    assert re.fullmatch(r"left out: combinations for \d+ reasons; --verbose prints them", done.stderr.splitlines()[0])
+    told = run("--target", "gfx1201", "--verbose").stderr
+    assert re.search(r"left out: .* ck and \d+ more: none of gfx1201 is supported", told)
+    assert len(told.splitlines()) > 20  # a line for each reason
+
+
 def test_a_cell_has_the_targets_that_the_script_builds(data: Versions, whole: dict[str, list[str]]) -> None:
     """A release and build_rocm.sh agree for every request, and unsupported targets are reported."""
     cells = select(data, {"rocm": whole}).cells
@@ -434,7 +446,7 @@ def test_adding_a_version_is_the_edit_that_the_documentation_shows(tmp_path: Pat
     (copy / SCRIPT.name).write_text(re.sub(r"(?s)\nROCM_MATRIX = {.*?\n}\n", lambda _: old, text), encoding="utf-8")
     before = {row["name"] for row in json.loads(run(cwd=copy).stdout)["wheels"]["include"]}
     subprocess.run(["git", "apply", "--unsafe-paths", "-p1", "-"], cwd=copy, input=diff, text=True, check=True)
-    done = run(cwd=copy)
+    done = run("--verbose", cwd=copy)
     assert done.returncode == 0, done.stderr
     found = {row["name"]: row for row in json.loads(done.stdout)["wheels"]["include"]}
     assert before < set(found)

@@ -42,11 +42,16 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     )
     if arguments.missing and (selected.cells or selected.universals):
         published.check_open(arguments.missing)
+    cells, lacking = rows.with_targets(data, selected.cells, requested)
+    if not selected.universals:
+        cells = cells or selected.cells  # the first one tells why it cannot be
     sample = data.jobs.sample_targets if arguments.event == "pull_request" and requested is None else None
-    made = rows.rows(data, selected.cells, requested, selected.universals, universal_targets=sample)
-    notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]
-    notes += dict.fromkeys(why for cell in selected.cells for why in data.uncertain(cell.torch, cell.rocm))
-    for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
+    made = rows.rows(data, cells, requested, selected.universals, universal_targets=sample)
+    left_out = [*selected.reasons(), *lacking, *(f"note: {line}" for line in rows.left_out(data, cells, requested))]
+    if len(left_out) > 1 and not arguments.verbose:
+        left_out = [f"left out: combinations for {len(left_out)} reasons; --verbose prints them"]
+    uncertain = dict.fromkeys(why for cell in cells for why in data.uncertain(cell.torch, cell.rocm))
+    for line in (*left_out, *(f"note: {note}" for note in (*asked.notes, *uncertain))):
         print(line, file=sys.stderr)
     if arguments.form == "plan":
         claims: list[Claim] = [*selected.universals, *selected.cells]
@@ -124,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GFX",
         help="only these GPU targets; may be repeated (default: PYTORCH_ROCM_ARCH or GPU_ARCHS, else all common ones)",
     )
+    parser.add_argument("--verbose", action="store_true", help="print each reason why combinations are left out")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", dest="form", action="store_const", const="list", help="print one readable line per row")
     form.add_argument(

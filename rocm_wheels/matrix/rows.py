@@ -297,6 +297,16 @@ def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> 
     return found.targets
 
 
+def with_targets(
+    data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None
+) -> tuple[tuple[Cell, ...], list[str]]:
+    """The combinations that support a requested target, and a line for those that support none."""
+    kept = tuple(cell for cell in cells if requested is None or _fit(data, cell, requested).targets)
+    others = [cell_name(cell) for cell in cells if cell not in kept]
+    named = ", ".join(requested or ())
+    return kept, [f"left out: {others[0]} and {len(others) - 1} more: none of {named} is supported"] if others else []
+
+
 def left_out(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None) -> list[str]:
     """A line for each requested target that some of the combinations do not support."""
     found: dict[str, list[tuple[Cell, str]]] = {}
