@@ -25,11 +25,14 @@ def module(name: str) -> Any:
 
 
 def single_file(name: str) -> Any:
-    """A module of flash_attn that imports nothing of the package, such as "diagnosis.advice", outside the package."""
+    """A module of flash_attn that imports nothing of the package, such as "diagnosis.advice", outside the package. The
+    file is read at the first use of the module.
+    """
     path = FLASH_ATTN_SRC / "flash_attn" / f"{name.replace('.', '/')}.py"
     spec = importlib.util.spec_from_file_location(f"single_file_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded

@@ -63,7 +63,7 @@ def run(command: str, cwd: Path, python: Path) -> str:
         "PIP_NO_INDEX": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    steps = [step for step in command.split(" && ") if 'install "torch' not in step]  # several GB
+    steps = [step for step in command.split(" && ") if "--index-url" not in step]  # without torch: several GB
     typed = " && ".join(steps).replace("uv pip install", f"{packages.uv()} pip install --no-deps")
     subprocess.run(["bash", "-euc", typed], cwd=cwd, env=env, check=True, stdout=subprocess.DEVNULL)
     shown = [str(python), "-c", "import flash_attn; print(flash_attn.label)"]

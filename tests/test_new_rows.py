@@ -16,7 +16,6 @@ from rocm_wheels.compile import codeobject
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "flash_attn_src/flash_attn/kernels"
 RUNTIME = "flash_attn_src/flash_attn/runtime"  # reads the store that is written
-DIAGNOSIS = "flash_attn_src/flash_attn/diagnosis"  # the adviser, which the command line reads
 
 # gfx1013 is a GPU of RDNA 1 that this project does not support. `fwd-twin` is the forward under another name.
 TARGET_ROW = 'TARGETS |= _rows(_RDNA2, "gfx1013", hazards=_GFX101, elf_machine=0x42)\n'
@@ -57,7 +56,7 @@ print(json.dumps([manifest, serving, versions.load().targets["gfx1300"].products
 
 def _copy(root: Path, rows: dict[str, str]) -> None:
     """The parts of the repository that compile, with rows appended to their files."""
-    for folder in ("rocm_wheels", KERNELS, RUNTIME, DIAGNOSIS):
+    for folder in ("rocm_wheels", KERNELS, RUNTIME):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, row in rows.items():
         with (root / file).open("a") as opened:

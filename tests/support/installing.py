@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -53,7 +54,8 @@ def pure_wheel(directory: Path, name: str, version: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     path = directory / f"{name}-{version}-py3-none-any.whl"
-    hip = "6.2.41133-dd7f95766" if "rocm" in version else None
+    rocm = re.search(r"\+rocm(\d+\.\d+)", version)
+    hip = f"{rocm[1]}.41133-dd7f95766" if rocm else None
     files = {
         f"{name}/__init__.py": "",
         f"{name}/version.py": f"__version__ = '{version}'\nhip: Optional[str] = {hip!r}\ncuda = None\n",
