@@ -55,7 +55,9 @@ print(json.dumps([manifest, serving, versions.load().targets["gfx1300"].products
 
 
 def _copy(root: Path, rows: dict[str, str]) -> None:
-    """The parts of the repository that compile, with rows appended to their files."""
+    """The parts of the repository that compile, with rows appended to their files. The adviser is none of them: what
+    compiles must not need it.
+    """
     for folder in ("rocm_wheels", KERNELS, RUNTIME):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, row in rows.items():
