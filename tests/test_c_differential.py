@@ -41,10 +41,8 @@ class Peer:
     def python(self, drawn: Drawn) -> list[recorded.Launch]:
         self.gpu.kept.clear()
         with device.using(self.gpu):
-            drawn.run()
-        # A backward runs after its forward, which is a call of its own in C.
-        kept = [launch for launch in self.gpu.kept if drawn.kind != "backward" or launch[0].startswith("bwd")]
-        return recorded.by_python(kept, self.known(drawn), self.signatures)
+            drawn.run(self.gpu.kept.clear)  # the forward of a backward is a call of its own in C
+        return recorded.by_python(self.gpu.kept, self.known(drawn), self.signatures)
 
     def known(self, drawn: Drawn) -> list[int]:
         return [tensor.data_ptr() for tensor in (*drawn.tensors.values(), *drawn.results.values())]

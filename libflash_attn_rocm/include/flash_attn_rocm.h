@@ -118,6 +118,19 @@ typedef struct {
     int64_t num_splits;    /* into how many parts keys are split; 0: as many as are fastest */
     const float *q_descale, *k_descale, *v_descale; /* GPU memory, (batch, heads_k): of k and v stored in FP8, and of q,
                               which has shape.dtype: what undoes the scales of their numbers */
+
+    /* A mask whose memory grows with the length: a query sees a key that all parts show; NULL parts show every key. Each
+     * part is dense but for its strides, in elements, which are 0 where all sequences or all heads share it. Dense rows
+     * only, beside causal, windows and sinks. */
+    const uint8_t *mask_blocks; /* GPU memory, (batch, heads, blocks of queries, blocks of keys): 1 where seen, else 0 */
+    int64_t mask_blocks_batch_stride, mask_blocks_head_stride;
+    int64_t mask_block_q, mask_block_k; /* queries and keys of a block, multiples of 64 */
+    const int32_t *mask_ranges; /* GPU memory, (batch, heads, seqlen_q, 2, 2): two ranges of keys for each query, each as
+                                   its first key and the key behind its last one; the query sees the keys of both */
+    int64_t mask_ranges_batch_stride, mask_ranges_head_stride;
+    const int32_t *mask_ids_q, *mask_ids_k; /* GPU memory, (batch, seqlen_q) and (batch, seqlen_k): a query sees the keys
+                                   with its own id */
+    int64_t mask_ids_q_batch_stride, mask_ids_k_batch_stride;
 } flash_attn_rocm_options;
 
 typedef struct {

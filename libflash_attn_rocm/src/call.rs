@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use crate::growing::{read, Address};
-use candle_flash_rocm::launch::{Append, Backward, Bias, Dtype, Forward, Operand, Pages, Rotary, Shape};
+use candle_flash_rocm::launch::{Append, Backward, Bias, Dtype, Forward, Mask, Operand, Pages, Rotary, Shape};
 use candle_flash_rocm::raw::Call;
 use candle_flash_rocm::{Error, Result};
 
@@ -67,6 +67,13 @@ pub struct Options {
     attention_chunk: i64,
     num_splits: i64,
     descales: [u64; 3],
+    mask_blocks: u64,
+    mask_blocks_strides: [i64; 2],
+    mask_block_size: [i64; 2],
+    mask_ranges: u64,
+    mask_ranges_strides: [i64; 2],
+    mask_ids: [u64; 2],
+    mask_ids_strides: [i64; 2],
 }
 
 /// `flash_attn_rocm_forward_call`.
@@ -137,6 +144,10 @@ pub struct AppendCall {
 
 fn size(name: &'static str, number: i64) -> Result<usize> {
     usize::try_from(number).map_err(|_| Error::argument(name, number, "0 or more"))
+}
+
+fn sizes(name: &'static str, [first, second]: [i64; 2]) -> Result<[usize; 2]> {
+    Ok([size(name, first)?, size(name, second)?])
 }
 
 fn window(name: &'static str, number: i64) -> Result<Option<usize>> {
@@ -268,6 +279,15 @@ impl Options {
         to.chunk = size("attention_chunk", options.attention_chunk)?;
         to.num_splits = size("num_splits", options.num_splits)?;
         to.descales = options.descales;
+        to.mask = Mask {
+            blocks: options.mask_blocks,
+            blocks_strides: sizes("mask_blocks strides", options.mask_blocks_strides)?,
+            block_size: sizes("mask_block_q and mask_block_k", options.mask_block_size)?,
+            ranges: options.mask_ranges,
+            ranges_strides: sizes("mask_ranges strides", options.mask_ranges_strides)?,
+            ids: options.mask_ids,
+            ids_batch: sizes("mask_ids strides", options.mask_ids_strides)?,
+        };
         Ok(())
     }
 }

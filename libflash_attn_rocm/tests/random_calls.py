@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import torch
 from flash_attn.backends import triton as backend
+from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall, CacheCall, GradientCall
 from flash_attn.kernels.value_dims import served_pair
+from flash_attn.mask import Mask
 from flash_attn.options import Options
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -32,7 +35,7 @@ class Drawn:
     appends: dict[str, Any] | None = None
     results: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def run(self) -> None:
+    def run(self, before_backward: Callable[[], None]) -> None:
         """Lets Python's backend launch it, and completes the struct by the addresses of the results."""
         if isinstance(self.call, CacheCall):
             out, lse = backend.kvcache(self.call)
@@ -45,6 +48,7 @@ class Drawn:
             assert isinstance(call, AttentionCall)
             gradients = {f"d{name}": torch.empty_like(self.tensors[name]) for name in "qkv"}
             gradients["dout"] = torch.empty_like(out)
+            before_backward()
             backend.backward(GradientCall(call, gradients["dout"], out, lse, *(gradients[f"d{x}"] for x in "qkv")))
             self.results |= gradients
         self.struct["lse"] = lse.data_ptr()
@@ -174,8 +178,12 @@ class _Drawing:
             if self.maybe(0.3):
                 pad = self.index("leftpad_k", *[0] * self.batch)
                 self.call["leftpad_k"], self.options["leftpad_k"] = pad, pad.data_ptr()
+        same_width = self.head_dim == self.head_dim_v
+        masked = layout == "dense" and not bias and same_width and self.head_dim <= 256 and self.maybe(0.3)
         if bias:
             self.bias(seqlen_q, seqlen_k)
+        elif masked and not self.more:
+            self.mask_in_memory(seqlen_q, seqlen_k)
         else:
             self.scores_()
             if self.maybe(0.2):
@@ -207,6 +215,37 @@ class _Drawing:
             "bias_batch_stride": planes[1] * elements if planes[0] > 1 else 0,
             "bias_head_stride": elements if planes[1] > 1 else 0, "bias_row_stride": -1 if is_table else seqlen_k,
         }  # fmt: skip
+
+    def mask_in_memory(self, seqlen_q: int, seqlen_k: int) -> None:
+        """Blocks, ranges and ids, at least one of them."""
+        rng, parts = self.rng, self.rng.choice(("b", "r", "i", "br", "bi", "ri", "bri"))
+        blocks = ranges = ids_q = ids_k = None
+
+        def planes() -> tuple[int, int]:
+            return rng.choice((1, self.batch)), rng.choice((1, self.heads))
+
+        def strides(name: str, x: torch.Tensor) -> dict[str, int]:
+            of_batch = x.stride(0) if x.shape[0] > 1 else 0
+            return {f"{name}_batch_stride": of_batch, f"{name}_head_stride": x.stride(1) if x.shape[1] > 1 else 0}
+
+        if "b" in parts:
+            size = rng.choice(((64, 64), (128, 64), (128, 192)))
+            seen = self.tensor("blocks", *planes(), -(-seqlen_q // size[0]), -(-seqlen_k // size[1]), dtype=torch.bool)
+            blocks = BlockMask(seen, size)
+            self.options |= {"mask_blocks": seen.data_ptr(), "mask_block_q": size[0], "mask_block_k": size[1]}
+            self.options |= strides("mask_blocks", seen)
+        if "r" in parts:
+            ranges = self.tensor("ranges", *planes(), seqlen_q, 2, 2, dtype=torch.int32)
+            self.options |= {"mask_ranges": ranges.data_ptr(), **strides("mask_ranges", ranges)}
+        if "i" in parts:
+            ids_q, ids_k = (
+                self.tensor(f"ids_{name}", rng.choice((1, self.batch)), length, dtype=torch.int32)
+                for name, length in (("q", seqlen_q), ("k", seqlen_k))
+            )
+            for name, ids in (("q", ids_q), ("k", ids_k)):
+                self.options[f"mask_ids_{name}"] = ids.data_ptr()
+                self.options[f"mask_ids_{name}_batch_stride"] = ids.stride(0) if ids.shape[0] > 1 else 0
+        self.scores["mask"] = Mask(blocks, ranges, ids_q, ids_k)
 
     def cache(self) -> Drawn:
         """A call over a cache of keys and values, by kernels of a cache: few queries, chunks, a number of splits."""

@@ -1,5 +1,6 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
+use super::mask::plan_lists;
 use super::options::refuse;
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
 use super::signature::{Name, Values};
@@ -61,7 +62,7 @@ pub fn plan_backward(
     values.operand(Name::dout, [Name::stride_gb, Name::stride_gm, Name::stride_gh], &call.dout, shape.dtype.vec())?;
     values.pointers(&[(Name::delta, delta)]);
     plan_norms(call, kernels, memory, &mut values, &mut steps)?;
-    plan_dq(call, kernels, values.clone(), &mut steps)?;
+    plan_dq(call, kernels, memory, values.clone(), &mut steps)?;
     plan_dkdv(call, kernels, device, memory, values, &mut steps)?;
     Ok(steps)
 }
@@ -76,7 +77,7 @@ fn plan_norms(
 ) -> Result<()> {
     let shape = &call.shape;
     let planes = shape.batch * shape.heads_k;
-    let dq = variant::name(operation("bwd-dq", "bwd-dq-v", shape), shape.dtype, shape.head_dim, shape.kind())?;
+    let dq = variant::name(&operation("bwd-dq", shape), shape.dtype, shape.head_dim, shape.kind())?;
     if !kernels.signature(&dq)?.has(Name::norms) {
         return Ok(());
     }
@@ -108,12 +109,14 @@ fn rows_k(shape: &Shape) -> usize {
     }
 }
 
-/// The operation for v with the head dim of q and k, or with another head dim.
-fn operation(same: &'static str, other: &'static str, shape: &Shape) -> &'static str {
-    if shape.head_dim == shape.head_dim_v {
-        same
+/// The operation of a call: for a mask, for v with the head dim of q and k, or for v with another head dim.
+fn operation(name: &str, shape: &Shape) -> String {
+    if shape.options.mask.is_used() {
+        format!("sparse-{name}")
+    } else if shape.head_dim == shape.head_dim_v {
+        name.to_owned()
     } else {
-        other
+        format!("{name}-v")
     }
 }
 
@@ -123,9 +126,15 @@ fn clear(operand: &Operand, elements: usize, shape: &Shape) -> Step {
     Step::Fill(Fill { address: operand.address, pattern: 0, count: bytes / 4 })
 }
 
-fn plan_dq(call: &Backward, kernels: &dyn Catalogue, mut values: Values, steps: &mut Vec<Step>) -> Result<()> {
+fn plan_dq(
+    call: &Backward,
+    kernels: &dyn Catalogue,
+    memory: &mut dyn Memory,
+    mut values: Values,
+    steps: &mut Vec<Step>,
+) -> Result<()> {
     let shape = &call.shape;
-    let kernel = variant::name(operation("bwd-dq", "bwd-dq-v", shape), shape.dtype, shape.head_dim, shape.kind())?;
+    let kernel = variant::name(&operation("bwd-dq", shape), shape.dtype, shape.head_dim, shape.kind())?;
     let tile = kernels.tile(&kernel)?;
     let (blocks, planes, packed) = shape.grid(tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
     if blocks * planes == 0 {
@@ -140,7 +149,11 @@ fn plan_dq(call: &Backward, kernels: &dyn Catalogue, mut values: Values, steps: 
         (Name::planes, shape.heads * shape.batch),
         (Name::chunk, chunk(planes, shape.is_even(), &tile)),
     ])?;
-    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape))]);
+    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape) | shape.options.mask.flags())]);
+    if shape.options.mask.is_used() {
+        let tile = (tile.block_m, tile.block_n);
+        steps.push(plan_lists(shape, kernels, tile, false, memory, &mut values)?);
+    }
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     Ok(())
 }
@@ -154,7 +167,7 @@ fn plan_dkdv(
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
-    let kernel = variant::name(operation("bwd-dkdv", "bwd-dkdv-v", shape), shape.dtype, shape.head_dim, shape.kind())?;
+    let kernel = variant::name(&operation("bwd-dkdv", shape), shape.dtype, shape.head_dim, shape.kind())?;
     let tile = kernels.tile(&kernel)?;
     let total_k = rows_k(shape);
     let (blocks, planes, packed) = shape.grid(tile.block_n, shape.seqlen_k, shape.heads_k, total_k);
@@ -201,7 +214,11 @@ fn plan_dkdv(
         (Name::planes, shape.heads_k * parts * shape.batch),
         (Name::chunk, chunk(planes, shape.is_even(), &tile)),
     ])?;
-    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape))]);
+    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape) | shape.options.mask.flags())]);
+    if shape.options.mask.is_used() {
+        let tile = (tile.block_m, tile.block_n);
+        steps.push(plan_lists(shape, kernels, tile, true, memory, &mut values)?);
+    }
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     if parts > 1 {
         for (from, to) in [(dk, call.dk), (dv, call.dv)] {

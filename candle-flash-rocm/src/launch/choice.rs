@@ -93,6 +93,7 @@ fn used(shape: &Shape, is_paged: bool) -> impl Iterator<Item = &'static str> {
         ("attn_bias", options.bias.address != 0),
         ("dropout_p", options.dropout != 0.0),
         ("leftpad_k", options.leftpad != 0),
+        ("mask", options.mask.is_used()),
         ("block_table", is_paged),
     ]
     .into_iter()

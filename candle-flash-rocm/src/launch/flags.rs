@@ -17,3 +17,6 @@ pub const SINKS_LIKE_OUT: i32 = 8192;
 pub const BIAS_IS_FP32: i32 = 16384;
 pub const QUERY_HAS_16_BITS: i32 = 32768;
 pub const QUERY_IS_FP16: i32 = 65536;
+pub const BLOCKS: i32 = 1 << 17;
+pub const RANGES: i32 = 1 << 18;
+pub const IDS: i32 = 1 << 19;

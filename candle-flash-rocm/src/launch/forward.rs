@@ -1,5 +1,6 @@
 //! The plan of a forward.
 
+use super::mask::plan_lists;
 use super::options::refuse;
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::signature::Name;
@@ -27,10 +28,12 @@ pub fn plan_forward(
     if let Some(pages) = &call.pages {
         pages.check()?;
         refuse(&[("cache_lines", shape.options.lines != 0)], "pages have a block_table instead: leave it out")?;
-        refuse(&[("bias", shape.options.bias.address != 0)], "kernels of pages have none: leave it out")?;
+        let others = [("bias", shape.options.bias.address != 0), ("mask", shape.options.mask.is_used())];
+        refuse(&others, "kernels of pages have none: leave it out")?;
     }
     if call.lengths != 0 {
         refuse(&[("bias", shape.options.bias.address != 0)], "not with seqlens_k: let the bias hide keys by -inf")?;
+        refuse(&[("mask", shape.options.mask.is_used())], "not with seqlens_k: let the mask hide keys")?;
     }
     if split_kv::is_needed(call) {
         return split_kv::plan(&Cache::needed(call)?, kernels, device, memory);
@@ -67,7 +70,11 @@ pub fn plan_forward(
         (Name::planes, shape.heads * shape.batch),
         (Name::chunk, chunk(planes, shape.is_even(), &tile)),
     ])?;
-    values.ints(&[(Name::flags, packed | call.flags() | shape.score_flags())]);
+    values.ints(&[(Name::flags, packed | call.flags() | shape.score_flags() | shape.options.mask.flags())]);
+    if shape.options.mask.is_used() {
+        let tile = (tile.block_m, tile.block_n);
+        steps.push(plan_lists(shape, kernels, tile, false, memory, &mut values)?);
+    }
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     Ok(steps)
 }
@@ -79,6 +86,9 @@ fn kernel_of(call: &Forward, kernels: &dyn Catalogue) -> Result<String> {
     let name = |operation: &str| {
         variant::name(&format!("{operation}{suffix}"), shape.dtype, shape.head_dim, shape.forward_kind())
     };
+    if shape.options.mask.is_used() {
+        return variant::name("sparse-fwd", shape.dtype, shape.head_dim, "mask");
+    }
     let Some(pages) = call.pages else { return name("fwd") };
     if shape.dtype != Dtype::F32 && shape.options.leftpad == 0 {
         let whole = name("fwd-paged-whole")?;

@@ -12,6 +12,7 @@ mod choice;
 mod composable;
 mod flags;
 mod forward;
+mod mask;
 mod options;
 mod plan;
 mod shape;
@@ -23,6 +24,7 @@ mod variant;
 
 pub use append::{Append, Rotary};
 pub use call::{Backward, Forward};
+pub use mask::Mask;
 pub use options::{Bias, Options};
 pub use plan::Memory;
 pub use shape::Shape;

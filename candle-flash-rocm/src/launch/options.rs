@@ -1,6 +1,6 @@
 //! The options of a call beside its sizes and its mask.
 
-use super::{Dtype, Shape};
+use super::{Dtype, Mask, Shape};
 use crate::error::{argument, Error, Result};
 
 /// Microseconds of the host for a second launch in a call: 2.4 for a split call, 0.7 for a plain one, from C with a HIP
@@ -58,6 +58,8 @@ pub struct Options {
     pub is_fp8: bool,
     /// Device addresses of fp32 `(batch, heads_k)`: what undoes the scales of q, k and v.
     pub descales: [u64; 3],
+    /// Which keys a query sees besides.
+    pub mask: Mask,
 }
 
 impl Default for Options {
@@ -77,6 +79,7 @@ impl Default for Options {
             num_splits: 0,
             is_fp8: false,
             descales: [0; 3],
+            mask: Mask::default(),
         }
     }
 }
@@ -101,8 +104,8 @@ impl Options {
     }
 
     /// The options that only kernels of whole sequences honour.
-    pub(super) fn of_whole_sequences(&self) -> [Used; 2] {
-        [("attn_bias", self.bias.address != 0), ("dropout_p", self.dropout != 0.0)]
+    pub(super) fn of_whole_sequences(&self) -> [Used; 3] {
+        [("attn_bias", self.bias.address != 0), ("dropout_p", self.dropout != 0.0), ("mask", self.mask.is_used())]
     }
 
     /// Checks what needs no other part of the call.
@@ -134,6 +137,7 @@ impl Options {
             ];
             refuse(&others, "a kernel with a bias cannot honour it: leave one of them out")?;
         }
+        self.mask.check(shape)?;
         if self.appended > shape.seqlen_k {
             return argument("appended", self.appended, format!("at most seqlen_k, {}", shape.seqlen_k));
         }

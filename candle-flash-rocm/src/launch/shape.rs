@@ -246,11 +246,7 @@ impl Shape {
             (Name::head_dim, self.head_dim / vec),
         ])?;
         let (left, right) = self.window();
-        values.ints(&[
-            (Name::window_left, left),
-            (Name::window_right, right),
-            (Name::stride_sm, options.bias.row),
-        ]);
+        values.ints(&[(Name::window_left, left), (Name::window_right, right), (Name::stride_sm, options.bias.row)]);
         Ok(values)
     }
 

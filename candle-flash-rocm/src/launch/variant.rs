@@ -67,6 +67,7 @@ pub(super) fn name_of(operation: &str, element: &str, head_dim: usize, kind: &st
         "append" => &[64],
         _ if is_cache => &[64, 128, 256, 512],
         _ if has_value_dim => &[128, 192],
+        _ if operation.starts_with("sparse-") => &[64, 128, 256],
         _ => &[32, 64, 96, 128, 192, 256, 512],
     };
     let bucket = match operation {
@@ -80,6 +81,7 @@ pub(super) fn name_of(operation: &str, element: &str, head_dim: usize, kind: &st
     let kinds: &[&str] = match operation {
         "combine" => &["plain", "wide"],
         "append" => &["plain"],
+        _ if operation.starts_with("sparse-") => &["mask"],
         _ if has_value_dim => &["plain", "any"],
         _ if is_cache || operation.starts_with("fwd-paged") => {
             if is_wide {

@@ -6,7 +6,7 @@ use super::run;
 use super::scratch::{Call, Scratch};
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Backward, Bias, Forward, Operand, Options, Pages, Shape, Step};
+use crate::launch::{Argument, Backward, Bias, Forward, Mask, Operand, Options, Pages, Shape, Step};
 
 /// Stand-ins for addresses: place `n` of a call is in the middle of `1 << PLACE_BITS` bytes. Two bases tell which words of
 /// a plan are addresses: those that differ between two plans.
@@ -104,6 +104,8 @@ fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
         num_splits: _,
         is_fp8: _,
         descales: [q_descale, k_descale, v_descale],
+        mask:
+            Mask { blocks, blocks_strides: _, block_size: _, ranges, ranges_strides: _, ids: [ids_q, ids_k], ids_batch: _ },
     } = options;
     [
         numbers("alibi_slopes", alibi_slopes),
@@ -117,12 +119,16 @@ fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
         numbers("q_descale", q_descale),
         numbers("k_descale", k_descale),
         numbers("v_descale", v_descale),
+        Address { name: "mask_blocks", alignment: 1, field: blocks },
+        numbers("mask_ranges", ranges),
+        numbers("mask_ids_q", ids_q),
+        numbers("mask_ids_k", ids_k),
     ]
     .into_iter()
 }
 
 fn of_call(call: &mut Call) -> Vec<Address<'_>> {
-    let mut addresses = Vec::with_capacity(24);
+    let mut addresses = Vec::with_capacity(32);
     match call {
         Call::Forward(Forward { shape, q, k, v, out, lse, pages, lengths }) => {
             addresses.extend([rows("q", q), rows("k", k), rows("v", v), rows("out", out)]);
