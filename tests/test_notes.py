@@ -145,7 +145,11 @@ def test_notes_report_a_test_with_another_torch(dist: Path) -> None:
 
 def test_the_list_of_changes_is_markdown(dist: Path) -> None:
     page = render(directory.read(dist).wheels, new="* **faster** <kernels>\n")
-    assert "## What is new\n\n* **faster** <kernels>\n" in page
+    assert page.endswith("## What is new\n\n* **faster** &lt;kernels>\n")
+    mark = "<!-- Release notes generated using configuration in .github/release.yml at main -->\n\n"
+    hidden = render(directory.read(dist).wheels, new=f"{mark}* a title <!-- <details> by @x\n* another\n")
+    assert hidden.endswith("## What is new\n\n* a title &lt;!-- &lt;details> by @x\n* another\n")
+    assert hidden.index("## Install") < hidden.index("## What is new"), "nothing in a title hides the install lines"
     assert "What is new" not in render(directory.read(dist).wheels)
 
 

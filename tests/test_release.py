@@ -26,7 +26,7 @@ def test_publishes_everything_and_prints_it(hub: Hub, dist: Path, capsys: pytest
     found = state(hub)
     assert found["assets"] == expected(dist)
     assert (found["tag"], found["draft"]) == (TAG, False)
-    assert "* Faster <kernels>" in found["body"]
+    assert "* Faster &lt;kernels>" in found["body"]
     assert "pip install" in found["body"]
     assert "[10/10] kernels-triton-gfx942.zip" in printed.out
     assert f"published: {hub.url}/{REPOSITORY}/releases/{TAG}, 3 wheels of 3 in it" in printed.out
@@ -94,7 +94,7 @@ def test_the_verdict_of_a_published_wheel_is_about_that_wheel(hub: Hub, dist: Pa
     assert state(hub)["assets"] == expected(dist)
 
 
-@pytest.mark.parametrize("tag", ["1.2.3", "v1.2", "not a tag!", "v1.2.3\n", ""])
+@pytest.mark.parametrize("tag", ["1.2.3", "v1.2", "not a tag!", "v1.2.3\n", "", "v01.0.0", "v\uff11.0.0", "v1.0.0rc01"])
 def test_a_tag_is_checked_before_anything_is_made(
     hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], tag: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -33,7 +34,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         "release_notes.md.j2",
         tag=tag,
         index_url=index_url.rstrip("/"),
-        new=new.strip(),
+        new=_without_html(new),
         repository=repository,
         groups=groups,
         wheels=wheels,
@@ -53,6 +54,13 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
             remedy="Publish the wheels under two tags; the index joins all releases.",
         )
     return text
+
+
+def _without_html(new: str) -> str:
+    """Markdown whose HTML is text. GitHub's list of changes has titles of pull requests, and a `<!--` in one of them
+    would hide what follows. The comment with which GitHub begins its list goes.
+    """
+    return re.sub(r"\A\s*<!-- Release notes generated .*?-->", "", new, flags=re.DOTALL).strip().replace("<", "&lt;")
 
 
 def _interfaces(example: Wheel | None) -> list[tuple[str, str]]:

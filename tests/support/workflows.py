@@ -225,8 +225,18 @@ class Runner:
     narrow: bool = False
     ran: list[str] = field(default_factory=list)
 
-    def workflow(self, name: str, inputs: Mapping[str, Any], *, only: set[str] | None = None) -> dict[str, Job]:
-        """Runs the jobs of a workflow in the order of their needs. Jobs that are not in `only` count as skipped."""
+    def workflow(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        *,
+        only: set[str] | None = None,
+        earlier: Mapping[str, Job] | None = None,
+    ) -> dict[str, Job]:
+        """Runs the jobs of a workflow in the order of their needs. Jobs that are not in `only` count as skipped.
+
+        earlier: the jobs of the attempt before, for "re-run failed jobs": a job that passed is not run again.
+        """
         content = load(name)
         contexts: dict[str, Any] = {
             "github": self.github,
@@ -241,6 +251,9 @@ class Runner:
             good = all(jobs[need].result == "success" for need in ancestors(content["jobs"], key))
             here = {**contexts, "needs": results, "status": "success" if good else "failure"}
             here["env"] = render(content.get("env", {}), here)
+            if earlier is not None and earlier[key].result == "success":
+                jobs[key] = earlier[key]
+                continue
             if (only is not None and key not in only) or not holds(job.get("if"), here):
                 jobs[key] = Job("skipped")
                 continue
@@ -276,6 +289,7 @@ class Runner:
         contexts["env"] = {**contexts["env"], **render(job.get("env", {}), contexts)}
         contexts["steps"] = {}
         contexts["status"] = "success"
+        contexts["job"] = contexts  # `job.status` is the status so far
         log = []
         for step in job["steps"]:
             if not holds(step.get("if"), contexts):
@@ -295,7 +309,7 @@ class Runner:
             log.append(f"$ {step['run']}\n{done.stdout}")
             if "id" in step:
                 contexts["steps"][step["id"]] = {"outputs": outputs}
-            if done.returncode != 0:
+            if done.returncode != 0 and not step.get("continue-on-error"):
                 contexts["status"] = "failure"
         outputs = {name: _text(value) for name, value in render(job.get("outputs", {}), contexts).items()}
         return Job(contexts["status"], outputs, "\n".join(log))
@@ -316,7 +330,7 @@ class Runner:
         }
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
-            cwd=self.workspace,
+            cwd=self.workspace / step.get("working-directory", ""),
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
