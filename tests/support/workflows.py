@@ -219,7 +219,7 @@ class Runner:
     workspace: Path
     storage: Path
     caches: Path
-    github: dict[str, str]
+    github: dict[str, Any]
     variables: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     narrow: bool = False
