@@ -6,6 +6,7 @@ The path for a CPU takes them tile by tile, second derivatives take them for all
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -52,10 +53,22 @@ def window_of(options: Options) -> tuple[int, int]:
     return left, 0 if options.causal else right
 
 
+# The axes of an option -> the index that makes the tensor as wide as scores, (batch, heads, seqlen_q, seqlen_k).
+_PLANES: dict[str, tuple[Any, ...]] = {
+    "heads": (None, ..., None, None), "batch heads": (..., None, None), "scores": (...,),
+}  # fmt: skip
+
+
 def _each(options: Options, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Options:
-    """A copy of the options in which change(axes, tensor) replaces each tensor that has an axis of heads."""
+    """A copy of the options in which change(axes, tensor) replaces each tensor that has an axis of heads. Raises
+    NotImplementedError for a tensor with other axes than those of `_PLANES`."""
     axes = FIELDS[type(options)].axes
     tensors = {name: getattr(options, name) for name in axes}
+    for name, x in tensors.items():
+        if x is not None and axes[name] not in _PLANES:
+            raise NotImplementedError(
+                f"{name}: PyTorch's operations have no place for axes {axes[name]!r}: leave it out"
+            )
     return replace(options, **{name: change(axes[name], x) for name, x in tensors.items() if x is not None})
 
 
@@ -78,8 +91,7 @@ def by_group(options: Options, heads_k: int) -> Options:
     """The part of `of_sequences` in the layout of scores: each tensor (1 or batch, 1 or heads_k, 1 or group, ...)."""
 
     def view(axes: str, x: torch.Tensor) -> torch.Tensor:
-        planes = {"heads": (None, ..., None, None), "batch heads": (..., None, None), "scores": (...,)}[axes]
-        return grouped(x[planes], heads_k)
+        return grouped(x[_PLANES[axes]], heads_k)
 
     return _each(options, view)
 
