@@ -128,7 +128,9 @@ def test_packages_of_a_torch_are_removed_before_the_next_torch(tmp_path: Path, m
     """All torches of the universal wheel, gigabytes each, would fill the disk."""
     data, seen, caches = versions.load(), [], []
 
-    def install(_: object, source: verify.TorchSource, *__: object) -> tuple[float, dict[str, Any]]:
+    def install(_: object, source: verify.TorchSource, __: object, env: Path) -> tuple[float, dict[str, Any]]:
+        env.mkdir(parents=True)
+        assert list(env.parent.iterdir()) == [env], "the environment of another torch takes gigabytes too"
         if source.cache is not None:
             caches.append(source.cache)
             source.cache.mkdir(parents=True, exist_ok=True)

@@ -357,5 +357,6 @@ def _split(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | Non
             parts.setdefault(getattr(cell, axis), []).append(cell)
         if all(len(make(data, part, requested)) <= MAX_ROWS for part in parts.values()):
             globs = [" ".join(version if at == position else "*" for at in range(len(AXES))) for version in parts]
-            return f"Build it in {len(parts)} runs: " + ", ".join(f"--only '{glob}'" for glob in globs) + "."
-    return "Build it in several runs, each with its own --only."
+            each = ", ".join(f"--only '{glob}'" for glob in globs)
+            return f"Build it in {len(parts)} runs, each for a tag of its own: {each}."
+    return "Build it in several runs, each for a tag of its own, with its own --only."

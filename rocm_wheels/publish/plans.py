@@ -101,7 +101,8 @@ def check_targets(plan: ReleasePlan, public: Sequence[PublicWheel]) -> None:
                 raise PublishFailed(
                     f"{wheel.stem} for {', '.join(wheel.targets)} would take the place of {other.name} of "
                     f"{other.release}, which also serves {', '.join(less)}",
-                    remedy=f"Build it for these GPUs too, or publish a candidate: {plan.tag}rc1.",
+                    remedy=f"Build it for these GPUs too, or publish a candidate: {plan.tag}rc1."
+                    f" Or withdraw the other wheel: python -m rocm_wheels withdraw {other.name} --reason WHY",
                 )
 
 

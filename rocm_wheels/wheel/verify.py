@@ -90,7 +90,9 @@ def verify(
         stages[SELFTEST], problem = _selftest(work / "envs" / f"{key}-pip")
         problems += [problem] if problem else []
     reports = [each for each in (report, uv_report) if each is not None]
-    # Each torch takes gigabytes: all of them at once would fill the disk.
+    # Each torch takes gigabytes: all of them at once, or the environments of two, would fill the disk of a runner.
+    if others:
+        shutil.rmtree(work / "envs", ignore_errors=True)
     cache = work / "uv-cache" if every else None
     for torch, group in itertools.groupby(others, key=lambda other: other.torch):
         same = list(group)
