@@ -275,6 +275,42 @@ def test_the_doctor(names: tuple[str, ...], built: Built, installed: Path, tmp_p
         assert library.endswith("amdhip64_7.dll")  # torch's
 
 
+_ADAPTERS = r"""
+import sys, types, winreg
+package = types.ModuleType("flash_attn")  # without its __init__, which needs torch
+package.__path__ = [sys.argv[1]]
+sys.modules["flash_attn"] = package
+from flash_attn.runtime.platform import PLATFORM, windows
+
+def put(number, maker, version, name):
+    with winreg.CreateKey(winreg.HKEY_LOCAL_MACHINE, windows._ADAPTERS + "\\" + number) as key:
+        for field, text in (("ProviderName", maker), ("DriverVersion", version), ("DriverDesc", name)):
+            winreg.SetValueEx(key, field, 0, winreg.REG_SZ, text)
+
+AMD = "Advanced Micro Devices, Inc."
+ADDED = ("9000", "NVIDIA", "32.0.15", "NVIDIA GeForce RTX 3060"), ("9001", AMD, "32.0.21", "AMD Radeon(TM) Graphics")
+for adapter in ADDED + (("9002", AMD, "32.0.21", "AMD Radeon RX 7800 XT"),):
+    put(*adapter)
+    print(PLATFORM.gpu_driver())
+windows._attached = lambda: {"9001"}  # the card was taken out
+print(PLATFORM.gpu_driver())
+for number in ("9000", "9001", "9002"):
+    winreg.DeleteKey(winreg.HKEY_LOCAL_MACHINE, windows._ADAPTERS + "\\" + number)
+"""
+
+
+def test_the_driver_line_is_that_of_the_card_that_is_there() -> None:
+    """Keys of display adapters stay in the registry when a card is taken out."""
+    done = wine.run("-c", _ADAPTERS, wine.windows(FLASH_ATTN_SRC / "flash_attn"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "32.0.15 (NVIDIA GeForce RTX 3060)",
+        "32.0.21 (AMD Radeon(TM) Graphics)",
+        "32.0.21 (AMD Radeon RX 7800 XT)",
+        "32.0.21 (AMD Radeon(TM) Graphics)",
+    ]
+
+
 def test_the_messages_of_windows(
     built: Built, installed: Path, tmp_path: Path, golden: Callable[[str, str], None]
 ) -> None:
