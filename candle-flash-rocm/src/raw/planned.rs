@@ -203,6 +203,33 @@ fn set(step: &mut Step, argument: usize, byte: usize, address: u64) {
     }
 }
 
+/// Where the plans of one call with stand-ins from both bases differ.
+fn compare(steps: &[Step], others: &[Step]) -> Vec<Relocation> {
+    let mut relocations = Vec::new();
+    for (index, (step, other)) in steps.iter().zip(others).enumerate() {
+        for ((argument, byte, word), (_, _, word_there)) in words(step).into_iter().zip(words(other)) {
+            if word == word_there {
+                continue;
+            }
+            let apart = word.wrapping_sub(BASES[0]);
+            debug_assert_eq!(apart, word_there.wrapping_sub(BASES[1]), "an address of step {index}");
+            let place = (apart >> PLACE_BITS) as usize;
+            let offset = word.wrapping_sub(stand_in(BASES[0], place)) as i64;
+            relocations.push(Relocation { step: index, argument, byte, place, offset });
+        }
+    }
+    relocations
+}
+
+/// Steps with the addresses that belong to their places.
+fn relocated(steps: &[Step], relocations: &[Relocation], addresses: &[u64]) -> Vec<Step> {
+    let mut steps = steps.to_vec();
+    for Relocation { step, argument, byte, place, offset } in relocations {
+        set(&mut steps[*step], *argument, *byte, addresses[*place].wrapping_add_signed(*offset));
+    }
+    steps
+}
+
 /// The first field in which two calls differ, as (path, value, value). Both are without addresses.
 fn difference(planned: &Call, call: &Call) -> Option<(String, String, String)> {
     let (planned, call) = (format!("{planned:#?}"), format!("{call:#?}"));
@@ -237,19 +264,7 @@ impl Plan {
         };
         let (steps, scratch_bytes) = plan(&first, BASES[0])?;
         let (others, _) = plan(&second, BASES[1])?;
-        let mut relocations = Vec::new();
-        for (index, (step, other)) in steps.iter().zip(&others).enumerate() {
-            for ((argument, byte, word), (_, _, word_there)) in words(step).into_iter().zip(words(other)) {
-                if word == word_there {
-                    continue;
-                }
-                let apart = word.wrapping_sub(BASES[0]);
-                let place = (apart >> PLACE_BITS) as usize;
-                let offset = word.wrapping_sub(stand_in(BASES[0], place)) as i64;
-                debug_assert_eq!(apart, word_there.wrapping_sub(BASES[1]), "an address of step {index}");
-                relocations.push(Relocation { step: index, argument, byte, place, offset });
-            }
-        }
+        let relocations = compare(&steps, &others);
         Ok(Self { kernels, call: first, steps, relocations, scratch_bytes })
     }
 
@@ -280,11 +295,7 @@ impl Plan {
         }
         scratch.holds(self.scratch_bytes)?;
         addresses[SCRATCH] = scratch.address();
-        let mut steps = self.steps.clone();
-        for Relocation { step, argument, byte, place, offset } in &self.relocations {
-            set(&mut steps[*step], *argument, *byte, addresses[*place].wrapping_add_signed(*offset));
-        }
-        Ok(steps)
+        Ok(relocated(&self.steps, &self.relocations, &addresses))
     }
 
     /// Launches a call on a stream.
@@ -321,4 +332,40 @@ pub(super) fn check_addresses(call: &Call) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::{Fill, Launch};
+
+    /// A plan whose addresses lie before, at and behind two places, in a pointer, in a structure and in a fill.
+    fn plan(first: u64, second: u64) -> Vec<Step> {
+        let mut structure = vec![7; 8];
+        structure.extend((first + 4096).to_le_bytes());
+        structure.extend(3u64.to_le_bytes());
+        structure.extend((second - 256).to_le_bytes());
+        structure.extend([1, 2, 3]);
+        let arguments = vec![
+            Argument::Pointer(second),
+            Argument::Pointer(0),
+            Argument::I32(5),
+            Argument::Structure(structure),
+            Argument::F32(0.5),
+        ];
+        vec![
+            Step::Fill(Fill { address: first, pattern: 0, count: 4 }),
+            Step::Launch(Launch { kernel: "fwd".into(), grid: [1, 2, 3], arguments }),
+        ]
+    }
+
+    #[test]
+    fn addresses_move_and_numbers_stay() {
+        let [steps, others] = BASES.map(|base| plan(stand_in(base, 0), stand_in(base, 2)));
+        let relocations = compare(&steps, &others);
+        assert_eq!(relocations.len(), 4, "{relocations:?}");
+        for (first, second) in [(1 << 20, 1 << 30), (1 << 47, 1 << 12)] {
+            assert_eq!(relocated(&steps, &relocations, &[first, 0, second]), plan(first, second));
+        }
+    }
 }
