@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from assert_close import assert_close
 from flash_attn.flex import attention, creation, flex_report, use_for_flex
 from flash_attn.flex import flex_attention as ours
@@ -126,6 +127,8 @@ MASKS: dict[str, tuple[Function | None, str | None]] = {
     "sinks": (lambda b, h, q, kv: (q >= kv) & ((q - kv < 30) | (kv < 4)), "ranges"),
     "outside": (lambda b, h, q, kv: ~((q - kv).abs() < 20), "ranges"),
     "every second key": (lambda b, h, q, kv: (2 * kv <= q) & (kv % 2 == 0), "ranges ids"),
+    "dilated": (lambda b, h, q, kv: ((q - kv).abs() <= 60) & ((q - kv).abs() % 3 == 0), "window ids"),
+    "places in chunks": (lambda b, h, q, kv: (q // 70 == kv // 70) & (q % 70 >= kv % 70), "ranges"),
     "padded keys": (lambda b, h, q, kv: REAL[b, kv] & (q >= kv), "window ids"),
     "blocks of a table": (lambda b, h, q, kv: CHOSEN[h, q // 128, kv // 128] & (q >= kv), "window"),
     "images in a text": (
@@ -304,6 +307,70 @@ def test_nothing_read_from_a_tensor_outlives_the_call(change: str, is_inference:
         torch.testing.assert_close(flex_attention(*leaves, block_mask=block_mask), _definition(*leaves, None, seen)[0])
 
 
+class _Layer(torch.nn.Module):
+    """Attention with learned relative positions and a temperature, over documents that a buffer tells."""
+
+    def __init__(self, attend: Function) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv = torch.nn.Linear(H * D, 3 * H * D, device=DEVICE)
+        self.table = torch.nn.Parameter(torch.zeros(H, 2 * N, device=DEVICE))
+        self.temperature = torch.nn.Parameter(torch.ones(H, device=DEVICE))
+        self.register_buffer("documents", DOCUMENT.clone())
+
+    def forward(self, x: torch.Tensor, *, has_documents: bool) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        if has_documents:
+            mask_mod = lambda b, h, q, kv: (q >= kv) & (self.documents[q] == self.documents[kv])  # noqa: E731
+            score_mod = lambda s, b, h, q, kv: s * self.temperature[h]  # noqa: E731
+        else:
+            mask_mod, score_mod = _causal, lambda s, b, h, q, kv: s + self.table[h, q - kv + N]
+        return self.attend(q, k, v, score_mod, mask_mod).transpose(1, 2).flatten(2)
+
+
+def _served(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, score_mod: Function, mask_mod: Function) -> torch.Tensor:
+    with use_for_flex():
+        return flex_attention(q, k, v, score_mod, _block_mask(mask_mod))
+
+
+def _losses(attend: Function) -> list[float]:
+    """Losses of a training run: a fused optimizer, checkpoints, an average of weights, validation in two modes."""
+    torch.manual_seed(0)
+    layer = _Layer(attend)
+    average = [x.detach().clone() for x in layer.parameters()]
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05, fused=True)
+    x, target = torch.randn(2, B, N, H * D).to(DEVICE)
+    losses = []
+    for _ in range(3):
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                weights = [x.data.clone() for x in layer.parameters()]
+                for weight, mean in zip(layer.parameters(), average, strict=True):
+                    weight.data.copy_(mean)
+                losses += [(layer(x, has_documents=y) - target).square().mean().item() for y in (False, True)]
+                for weight, old in zip(layer.parameters(), weights, strict=True):
+                    weight.data.copy_(old)
+        for has_documents in (False, True):
+            y = torch.utils.checkpoint.checkpoint(layer, x, has_documents=has_documents, use_reentrant=False)
+            loss = (y - target).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        assert all(x.grad is not None for x in layer.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        layer.documents.data.copy_(layer.documents.flip(0))
+        for weight, mean in zip(layer.parameters(), average, strict=True):
+            mean.data.mul_(0.5).add_(weight.data, alpha=0.5)
+    return losses
+
+
+def test_a_training_run_is_the_definitions() -> None:
+    """Every loss of a run in which weights and documents change as programs change them."""
+    expected = _losses(lambda *args: _definition(*args)[0])
+    assert _losses(_served) == pytest.approx(expected, rel=1e-4)
+    assert len({round(loss, 4) for loss in expected}) > len(expected) // 2
+
+
 def test_inference_mode_before_training() -> None:
     for mask_mod, _ in MASKS.values():
         leaves, block_mask = _draw(torch.float32), _block_mask(mask_mod)
@@ -323,6 +390,8 @@ def test_inference_mode_before_training() -> None:
         (0 * TABLE, lambda x: lambda s, b, h, q, kv: s + x[h, q - kv + N], None),
         (SLOPES, lambda x: lambda s, b, h, q, kv: s * x[h] - kv / 300, None),
         (TABLE, lambda x: lambda s, b, h, q, kv: s / (1 + x[h, q] ** 2), _causal),
+        (SLOPES[0], lambda x: lambda s, b, h, q, kv: s * x + 1, _causal),
+        (SLOPES[0], lambda x: lambda s, b, h, q, kv: s / x.exp() + x * (q - kv) / N, _causal),
     ],
 )
 def test_what_looks_simple_learns(

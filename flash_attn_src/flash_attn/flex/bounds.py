@@ -35,6 +35,7 @@ _SUBTRACT_FROM = _calls("__rsub__", "rsub")
 _NEGATE = _calls("__neg__", "neg", "negative")
 _MULTIPLY = _calls("__mul__", "__rmul__", "mul", "multiply")
 _DIVIDE = _calls("__floordiv__", "floor_divide")
+_REMAINDER = _calls("__mod__", "remainder")
 _ABS = _calls("__abs__", "abs", "absolute")
 _WRAPPERS = _calls("to", "bool")
 _CONSTANTS = {_T.new_zeros: False, torch.zeros_like: False, _T.new_ones: True, torch.ones_like: True}
@@ -267,6 +268,8 @@ def _replaced(x: Any, key: Any, other: Any) -> Any:
         return x
     if x.key == key:
         return other
+    if x.call in _REMAINDER and Term(_T.__floordiv__, x.args).key == key:  # x % n is x - x // n * n
+        return Term(_T.__sub__, (x.args[0], Term(_T.__mul__, (other, x.args[1]))))
     args = tuple(_replaced(part, key, other) for part in x.args)
     return x if all(a is b for a, b in zip(args, x.args, strict=True)) else Term(x.call, args, x.kwargs)
 
@@ -321,8 +324,27 @@ def _equal(first: Any, second: Any) -> Bounds:
     except UnboundedError:
         of_query, of_key = _separated(first, second)
         if of_key is None:
-            raise
+            of_query, of_key = _congruent(first, second)
         return Bounds(ids=((of_query, of_key),))
+
+
+def _congruent(first: Any, second: Any) -> tuple[Any, Any]:
+    """Ids that are equal where (q - kv) % n == 0 or (q - kv).abs() % n == 0. UnboundedError for another equality."""
+    if (
+        isinstance(first, Term)
+        and first.call in _REMAINDER
+        and not first.kwargs
+        and type(second) is int
+        and second == 0
+    ):
+        distance, by = first.args
+        if isinstance(distance, Term) and distance.call in _ABS:
+            (distance,) = distance.args
+        if isinstance(distance, Term) and distance.call in _SUBTRACT and type(by) is int and not distance.kwargs:
+            places = {x.key: x for x in distance.args if isinstance(x, Term) and x.is_argument}
+            if places.keys() == {"q", "kv"}:
+                return Term(_T.__mod__, (places["q"], by)), Term(_T.__mod__, (places["kv"], by))
+    raise UnboundedError("an equality of more than ids")
 
 
 _COMPARISONS: list[tuple[set[Any], Callable[[Any, Any], Bounds]]] = [
@@ -340,7 +362,8 @@ def _linear(x: Any) -> Linear:
         return Linear(number=x)
     if not isinstance(x, Term):
         if isinstance(x, _T) and x.dim() == 0:
-            return Linear(terms=((1, Term(_T.long, (_whole(x),))),))
+            _whole(x)
+            return Linear(number=int(x.item())) if x.device.type == "cpu" else Linear(terms=((1, Term(_T.long, (x,))),))
         raise UnboundedError("a number that is not whole")
     if x.is_argument and x.key in ("q", "kv"):
         return Linear(kv=int(x.key == "kv"), q=int(x.key == "q"))

@@ -74,6 +74,8 @@ class Request:
     def _blocks(self, counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         q_blocks, k_blocks = (-(-n // size) for n, size in zip(self.sizes[2:], self.block_size, strict=True))
         counts, indices = counts[..., :q_blocks], indices[..., :q_blocks, :]
+        if counts.shape[-1] < q_blocks:
+            raise ValueError("the lists have fewer rows than blocks of queries")
         is_listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
         is_block = is_listed & (indices >= 0) & (indices < k_blocks)
         seen = torch.zeros((*counts.shape, k_blocks + 1), dtype=torch.bool, device=indices.device)
@@ -158,5 +160,5 @@ def request(
     if bounds == Bounds():
         mask = True
     elif not isinstance(mask, Term):
-        mask = torch.tensor(mask, device=device)
+        mask = torch.full((), mask, device=device)
     return Request(score, mask, block_mask, bounds, sizes, device)

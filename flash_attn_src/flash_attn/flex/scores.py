@@ -97,8 +97,10 @@ def _scaled(inner: Any, other: Any, *, is_divided: bool) -> Score:
 
 
 def _is_term_of_rows(x: Any) -> bool:
-    """Whether x is a term of the batch, the head and the query, so that q can be multiplied by it."""
-    return isinstance(x, Term) and bool(x.names) and x.names <= _OF_ROWS
+    """Whether x is a term of the batch, the head and the query, or a tensor, so that q can be multiplied by it."""
+    if isinstance(x, torch.Tensor):
+        return x.dim() == 0 and (x.requires_grad or x.device.type != "cpu")
+    return isinstance(x, Term) and x.names <= _OF_ROWS
 
 
 def _unmodified(inner: Any) -> Score:

@@ -31,16 +31,19 @@ def values(term: Any, places: dict[str, torch.Tensor], device: torch.device) -> 
 
     places: argument -> integers along its own axis of four.
     """
+    if isinstance(term, _T) and term.device == device:
+        return term.view(1, 1, 1, 1)
+    if isinstance(term, _T):  # a copy to the device would wait, and cannot be captured
+        return torch.full((1, 1, 1, 1), term.item(), dtype=term.dtype, device=device)
     if not isinstance(term, Term):
-        x = term if isinstance(term, _T) else torch.tensor(term, device=device)
-        return x.to(device).view(1, 1, 1, 1)
+        return torch.full((1, 1, 1, 1), term, device=device)
     if _is_pointwise(term, {}):
-        x = _run(term, places, {}, is_batched=False)
+        x = _run(term, places, {}, device)
         return x.view((1,) * (4 - x.dim()) + tuple(x.shape))
     used = [name for name in AXES if name in term.names]
 
     def of_numbers(*numbers: torch.Tensor) -> Any:
-        return _run(term, dict(zip(used, numbers, strict=True)), {}, is_batched=True)
+        return _run(term, dict(zip(used, numbers, strict=True)), {}, None)
 
     function: Any = of_numbers
     for place in reversed(range(len(used))):
@@ -91,22 +94,23 @@ def _indexed(x: Any) -> tuple[Any, tuple[Any, ...]]:
     return x, index
 
 
-def _run(x: Any, places: dict[str, torch.Tensor], done: dict[int, Any], *, is_batched: bool) -> Any:
+def _run(x: Any, places: dict[str, torch.Tensor], done: dict[int, Any], device: torch.device | None) -> Any:
+    """x at the places. device: where the places are, or None under vmap."""
     if isinstance(x, (tuple, list)):
-        return type(x)(_run(part, places, done, is_batched=is_batched) for part in x)
+        return type(x)(_run(part, places, done, device) for part in x)
     if not isinstance(x, Term):
         # A number on the device takes part in the choice of a type like the values of arguments.
-        return x.view(1, 1, 1, 1) if isinstance(x, _T) and x.dim() == 0 and not is_batched else x
+        return x.view(1, 1, 1, 1) if isinstance(x, _T) and x.dim() == 0 and x.device == device else x
     if x.is_argument:
         return places[x.key]
     if id(x) not in done:
-        if not is_batched and x.call is _T.__getitem__:
+        if device is not None and x.call is _T.__getitem__:
             table, index = _indexed(x)
-            arguments: list[Any] = [table, tuple(_run(i, places, done, is_batched=False) for i in index)]
+            arguments: list[Any] = [table, tuple(_run(i, places, done, device) for i in index)]
             if any(isinstance(i, _T) and i.dtype is torch.bool for i in arguments[1]):
                 raise NotImplementedError("it takes a bool for an index")
         else:
-            arguments = [_run(part, places, done, is_batched=is_batched) for part in x.args]
-        named = {name: _run(part, places, done, is_batched=is_batched) for name, part in (x.kwargs or {}).items()}
+            arguments = [_run(part, places, done, device) for part in x.args]
+        named = {name: _run(part, places, done, device) for name, part in (x.kwargs or {}).items()}
         done[id(x)] = x.call(*arguments, **named)
     return done[id(x)]
