@@ -300,11 +300,12 @@ def test_build_runs_the_stages_in_order(
     testing_with = "  testing it in clean environments with Python 3.11, torch 2.5.1"
     (testing,) = (line for line in lines if line.startswith(testing_with))
     lines.remove(testing)
-    assert [line.split()[0] for line in lines[1:12]] == [
+    assert [line.split()[0] for line in lines[1:13]] == [
         "check",
         "compile",
         "assemble",
         "repair",
+        "block-sparse-attn",
         "flash-attn-3",
         "flash-attn-4",
         "sageattention",
@@ -313,8 +314,8 @@ def test_build_runs_the_stages_in_order(
         "vllm-flash-rocm",
         "verify",
     ]
-    assert all(line.split()[2] == "s" for line in lines[1:12])
-    assert lines[12:] == [
+    assert all(line.split()[2] == "s" for line in lines[1:13])
+    assert lines[13:] == [
         "",
         "passed",
         "  tests: 12 passed",
@@ -325,6 +326,8 @@ def test_build_runs_the_stages_in_order(
         f"verdict  {wheel}.verdict.json",
         "python   3.11",
         "torch    pip install torch==2.5.1+rocm6.2 --index-url https://download.pytorch.org/whl/rocm6.2",
+        f"beside   pip install {tmp_path / 'out/block_sparse_attn-0.1.0+rocm62torch2.5-py3-none-any.whl'}"
+        "  # block-sparse-attn: the module block_sparse_attn",
         f"beside   pip install {tmp_path / 'out/flash_attn_3-3.0.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # flash-attn-3: the module flash_attn_interface",
         f"beside   pip install {tmp_path / 'out/flash_attn_4-4.0.0+rocm62torch2.5-py3-none-any.whl'}"

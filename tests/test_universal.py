@@ -43,6 +43,7 @@ def test_its_name_is_for_every_python() -> None:
     assert names.parse_universal(name) == "2.8.3"
     assert names.parse_universal(name.replace("-cp310", "-2-cp310")) == "2.8.3"
     assert [names.interface_wheel_name(each, universal(DATA, "2.8.3")) for each in DATA.interfaces.values()] == [
+        "block_sparse_attn-0.1.0+rocm-py3-none-any.whl",
         "flash_attn_3-3.0.0+rocm-py3-none-any.whl",
         "flash_attn_4-4.0.0+rocm-py3-none-any.whl",
         "sageattention-2.2.0+rocm-py3-none-any.whl",

@@ -383,7 +383,8 @@ def test_a_requirement_that_is_not_met_fails_the_installation(
         verify.install(Path("python"), [Path(NAME)], env)
     first = asked.read_text().splitlines()[0]
     assert first.endswith(
-        " --refresh-package flash-attn --refresh-package flash-attn-3 --refresh-package flash-attn-4"
+        " --refresh-package flash-attn --refresh-package block-sparse-attn --refresh-package flash-attn-3"
+        " --refresh-package flash-attn-4"
         " --refresh-package sageattention --refresh-package sglang-flash-rocm"
         f" --refresh-package spas-sage-attn --refresh-package vllm-flash-rocm {tmp_path / NAME}"
     )

@@ -226,6 +226,7 @@ def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
 def test_both_licenses_are_the_same() -> None:
     for copy in (
         "LICENSE",
+        "block_sparse_attn/LICENSE",
         "flash_attn_3/LICENSE",
         "flash_attn_4/LICENSE",
         "sageattention/LICENSE",
@@ -359,6 +360,10 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
+        (
+            "block_sparse_attn",
+            [f"block_sparse_attn/{name}.py" for name in ("__init__", "bert_padding", "block_sparse_attn_interface")],
+        ),
         (
             "flash_attn_3",
             ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"],

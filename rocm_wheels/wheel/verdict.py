@@ -35,6 +35,7 @@ TESTED = {
     IMPORT: (
         "test_install.py",
         "test_import.py",
+        "test_block_sparse_attn.py",
         "test_flash_attn_3.py",
         "test_flash_attn_4.py",
         "test_sageattention.py",
