@@ -12,6 +12,7 @@ import pytest
 from workflows import EXPRESSION, ROOT, WORKFLOWS, load, matrix_rows, render, verbs
 
 from rocm_wheels import cli
+from rocm_wheels.matrix import rows, versions
 
 NAMES = sorted(path.name for path in WORKFLOWS.glob("*.yml"))
 # Outputs of actions, and inputs that they accept; the first ones are required.
@@ -154,6 +155,17 @@ def test_one_job_signs_and_runs_no_code_of_a_wheel() -> None:
     (publish,) = [step for _, step in steps() if step["name"] == "Check, upload, publish"]
     assert " --attested-by .github/workflows/build.yml" in publish["run"]
     assert publish["env"]["GH_TOKEN"] == "${{ github.token }}", "gh verifies with it"
+
+
+def test_one_attestation_takes_all_files_of_a_release() -> None:
+    """It takes 1024 files. Each job of the newest flash-attn makes the wheels of the interfaces too."""
+    data = versions.load()
+    files = 1  # the crate
+    for row in matrix_rows()["wheels"]:
+        systems = rows.systems_of(data, row["targets"].split(";")) if not row["python-version"] else [None]
+        newest = row["flash-attn-version"] == data.flash_attn[-1]
+        files += len(systems) + len(data.interfaces) * newest
+    assert 170 < files <= 1024
 
 
 def test_a_rehearsal_builds_as_a_release_does() -> None:
