@@ -53,31 +53,26 @@ class _Record:
 
 
 def files(directory: Path) -> list[Path]:
-    """The traces below a directory, of targets that the simulator knows. Raises ValueError if it has none."""
-    found = [path for path in sorted(directory.rglob("gfx*/*.pkl")) if path.parent.name in targets.TARGETS]
+    """The traces below a directory. Raises ValueError if it has none, or one of a target that the simulator does not
+    know.
+    """
+    found = sorted(directory.rglob("gfx*/*.pkl"))
     if not found:
         raise ValueError(
             f"{directory} has no thread traces (gfx1100/*.pkl): copy extra/sqtt/examples of tinygrad's repository there"
         )
+    for path in found:
+        targets.get(path.parent.name)
     return found
 
 
 def waves(path: Path) -> Iterator[list[list[Issue]]]:
-    """For each traced launch of a file, the waves of the traced SIMD. Launches without a wave there are left out.
+    """For each traced launch of a file of RDNA, the waves of the traced SIMD. Launches without a wave there are left
+    out.
 
     Raises ValueError without tinygrad, and for a file that is no trace.
     """
-    try:
-        sqtt = importlib.import_module("tinygrad.renderer.amd.sqtt")
-    except ImportError as error:
-        raise ValueError(f"thread traces need the package tinygrad ({error}): pip install 'tinygrad>=0.14'") from None
-    try:
-        with path.open("rb") as file:
-            events = _Unpickler(file).load()
-        programs = {event.tag: event for event in events if type(event).__name__ == "ProfileProgramEvent"}
-        traced = [event for event in events if type(event).__name__ == "ProfileSQTTEvent" and event.itrace]
-    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is no thread trace of tinygrad: {error}") from None
+    sqtt, traced, programs = _events(path)
     for event in traced:
         issued: dict[tuple[int, int], list[Issue]] = {}
         starts: dict[int, int] = {}
@@ -90,6 +85,36 @@ def waves(path: Path) -> Iterator[list[list[Issue]]]:
                 issued.setdefault(wave, []).append(issue(packet._time, str(where.inst), taken=jumps))
         if issued:
             yield list(issued.values())
+
+
+def operations(path: Path) -> Iterator[list[tuple[int, str]]]:
+    """For each wave of a file of CDNA, (time, kind) of the instructions that it issued: "LDS", "VALU_32", "SMEM_RD".
+
+    tinygrad does not follow the program counter of CDNA, so a trace says no more of an instruction. Raises as `waves`.
+    """
+    sqtt, traced, _ = _events(path)
+    for event in traced:
+        issued: dict[tuple[int, int], list[tuple[int, str]]] = {}
+        for packet in sqtt.decode(event.blob):
+            if type(packet).__name__ == "CDNA_INST":
+                issued.setdefault((packet.simd, packet.wave), []).append((packet._time, packet.op.name))
+        yield from issued.values()
+
+
+def _events(path: Path) -> tuple[Any, list[Any], dict[Any, Any]]:
+    """tinygrad's decoder, the traced launches of a file, and its programs."""
+    try:
+        sqtt = importlib.import_module("tinygrad.renderer.amd.sqtt")
+    except ImportError as error:
+        raise ValueError(f"thread traces need the package tinygrad ({error}): pip install 'tinygrad>=0.14'") from None
+    try:
+        with path.open("rb") as file:
+            events = _Unpickler(file).load()
+        programs = {event.tag: event for event in events if type(event).__name__ == "ProfileProgramEvent"}
+        traced = [event for event in events if type(event).__name__ == "ProfileSQTTEvent" and event.itrace]
+    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is no thread trace of tinygrad: {error}") from None
+    return sqtt, traced, programs
 
 
 def issue(time: int, text: str, *, taken: bool = False) -> Issue:

@@ -4,7 +4,7 @@
 
 A fact is a number of cycles between the issues of two instructions of a wave. The traces give it for each pair that
 they hold; the clock gives it for a few instructions of its own. Public traces: extra/sqtt/examples of tinygrad's
-repository, of gfx1100 and gfx1200.
+repository, of gfx1100, gfx1200 and gfx950. A trace of CDNA says the kind of an instruction alone.
 """
 
 from __future__ import annotations
@@ -111,6 +111,21 @@ FACTS = (
     ),
 )  # fmt: skip
 
+# Facts about kinds of instructions: the first instruction of a stretch of `first`, and the next `second` after it.
+CDNA_FACTS = (
+    Fact(
+        name="LDS write of 4 bytes, end of the wait for it", first="LDS", second="", pair="next",
+        before=_LDS + "v_mov_b32 v4, 0\nds_write_b32 v8, v4", after="s_waitcnt lgkmcnt(0)",
+    ),
+    Fact(
+        name="first of four LDS loads of 16 bytes, use of its result", first="LDS", second="VALU_32", pair="needs",
+        before=_LDS + "ds_read_b128 v[4:7], v8",
+        after="ds_read_b128 v[10:13], v8\nds_read_b128 v[14:17], v8\nds_read_b128 v[18:21], v8\ns_waitcnt lgkmcnt(3)\n"
+        "v_mov_b32 v9, v4",
+    ),
+)  # fmt: skip
+
+
 # Operands of a matrix product in different banks of registers.
 _PRODUCTS = {
     "RDNA3": {"a": "25:32", "b": "34:41", "a8": "25:28", "b8": "34:37"},
@@ -136,21 +151,40 @@ kernel:
 
 
 def table(directory: Path) -> Iterator[str]:
-    """Yields the lines of a Markdown table. Raises ValueError for a directory without traces, and without tinygrad."""
+    """Yields the lines of a Markdown table, then the traces without an instruction. Raises ValueError for a directory
+    without traces, for a target or a generation whose traces are not known, and without tinygrad.
+    """
     seen: dict[str, dict[str, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
+    silent = []
     for path in thread_trace.files(directory):
-        if targets.get(path.parent.name).generation.name in _PRODUCTS:
+        target = path.parent.name
+        generation = targets.get(target).generation.name
+        if generation not in (*_PRODUCTS, "CDNA"):
+            raise ValueError(f"{path}: traces of {generation} are not known: add its waits and products to traces.py")
+        issued = 0
+        if generation == "CDNA":
+            for wave in thread_trace.operations(path):
+                issued += len(wave)
+                for fact in CDNA_FACTS:
+                    seen[target][fact.name].update(_of_kinds(fact, wave))
+        else:
             for waves in thread_trace.waves(path):
+                issued += sum(map(len, waves))
                 for fact in FACTS:
-                    seen[path.parent.name][fact.name].update(gaps(fact, waves))
+                    seen[target][fact.name].update(gaps(fact, waves))
+        if not issued:
+            silent.append(f"{target}/{path.name}")
     yield "| fact, cycles from issue to issue | target | GPU | clock | events within 1 cycle of the clock |"
     yield "|-|-|-|-|-|"
-    for fact in FACTS:
+    for fact in (*FACTS, *CDNA_FACTS):
         for target, facts in seen.items():
             if found := facts[fact.name]:
                 ours = clock(fact, target)
                 near = sum(count for cycles, count in found.items() if abs(cycles - ours) <= 1)
                 yield f"| {fact.name} | {target} | {_most(found)} | {ours:.0f} | {near} of {found.total()} |"
+    if silent:
+        yield ""
+        yield f"No instruction of a traced wave is in {', '.join(silent)}."
 
 
 def _most(found: Counter[int]) -> str:
@@ -170,6 +204,20 @@ def gaps(fact: Fact, waves: Sequence[Sequence[Issue]]) -> list[int]:
                 found.append(second.time - first.time)
             writer.update(dict.fromkeys(second.writes, second))
     return [cycles for cycles in found if cycles >= fact.at_least]
+
+
+def _of_kinds(fact: Fact, wave: Sequence[tuple[int, str]]) -> list[int]:
+    """The cycles of a fact about kinds. A stretch of one access of LDS is a write, of four the loads of a product."""
+    kinds = [kind for _, kind in wave]
+    found = []
+    for start, kind in enumerate(kinds):
+        if kind != fact.first or (start and kinds[start - 1] == fact.first):
+            continue
+        end = next((at for at in range(start, len(kinds)) if kinds[at] != fact.first), len(kinds))
+        use = next((at for at in range(end, len(kinds)) if kinds[at] == fact.second or not fact.second), None)
+        if use is not None and end - start == (4 if fact.pair == "needs" else 1):
+            found.append(wave[use][0] - wave[start][0])
+    return found
 
 
 def _first(fact: Fact, wave: Sequence[Issue], index: int, writer: dict[int, Issue]) -> Issue | None:
@@ -202,12 +250,12 @@ def _after_barriers(fact: Fact, waves: Sequence[Sequence[Issue]]) -> list[int]:
 def clock(fact: Fact, target: str) -> float:
     """The cycles between the two instructions of the clock's example."""
     generation = targets.get(target).generation.name
-    names = {"wait": _WAIT[generation], "barrier": _BARRIER[generation], **_PRODUCTS[generation]}
+    names = {"wait": _WAIT.get(generation), "barrier": _BARRIER.get(generation), **_PRODUCTS.get(generation, {})}
     before, after = (text.format(**names) for text in (fact.before, fact.after))
     code = "\n".join(line if line.startswith(".") else f"\t{line}" for line in f"{before}\n{after}".splitlines())
     kernel = assembly.parse(_KERNEL.format(target=target, code=code))
     record = Record(kernel)
-    machine.launch(machine.Program(kernel, record), (1, 1, 1), 32, bytes(8), [])
+    machine.launch(machine.Program(kernel, record), (1, 1, 1), kernel.wave, bytes(8), [])
     issued: dict[int, list[float]] = {}
     timeline.play(record.groups[0], 1, target, issued=issued)
     begins = issued[0][:-1]  # without s_endpgm

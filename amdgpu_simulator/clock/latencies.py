@@ -47,9 +47,10 @@ _RESULTS = ("matrix", "vector", "trans", "scalar")
 _VECTORS, _MEMORIES, _SCALARS = ("vector", "trans", "matrix"), ("shared", "memory"), ("scalar", "branch", "")
 
 # vector: a SIMD of CDNA takes four cycles for an instruction, and the next instruction of the wave can use its result.
-# memory, shared: from `python -m amdgpu_simulator calibrate`, which compares simulated cycles with hardware counters of
-# MI300X.
-_CDNA = Latencies(memory=800, cached=200, shared=128, matrix=12, vector=0)
+# shared: fitted to twelve latencies of LDS: thread traces of gfx950 (`python -m amdgpu_simulator traces`) and gcnasm's
+# microbenchmarks of MI308X (`ubench` at its README). memory, cached: gcnasm's chains of loads, 622 and 100 cycles with
+# the 20 that the clock spends on an instruction of the chain.
+_CDNA = Latencies(memory=602, cached=80, shared=37, matrix=12, vector=0)
 # `python -m amdgpu_simulator traces` prints what thread traces of gfx1100 and gfx1200 say about shared, vector, scalar,
 # operand, to_scalar, barrier and branch. trans: LLVM's model of the scheduler, ten cycles with the four in the unit.
 # memory, cached: fitted (`python -m amdgpu_simulator published`). RDNA 1 and 2 have no trace: they have RDNA 3's row.

@@ -194,7 +194,9 @@ def test_a_row_shows_the_best_triton(
         (1.31, "gfx1201", "faster"),
         (0.78, "gfx1100", "no difference"),
         (0.76, "gfx1100", "slower"),
-        (1.2, "gfx942", "faster"),
+        (1.25, "gfx942", "no difference"),
+        (1.27, "gfx942", "faster"),
+        (1.8, "gfx1151", "no difference"),
     ],
 )
 def test_a_ratio_within_the_error_is_no_difference(ratio: float, target: str, said: str) -> None:

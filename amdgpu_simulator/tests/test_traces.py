@@ -164,6 +164,46 @@ def test_an_invalidation_empties_the_cache_of_its_unit() -> None:
         assert cost.fixed(assembly.parse_line(text), target).unit == cost.INVALIDATE
 
 
+@pytest.mark.parametrize("target", ["gfx942", "gfx950"])
+def test_the_clock_of_lds_lies_in_the_traces_of_cdna(target: str) -> None:
+    """The traces of gfx950: 40 to 52 cycles, and 32 to 60."""
+    write, read = (traces.clock(fact, target) for fact in traces.CDNA_FACTS)
+    assert (write, read) == (38, 42)
+
+
+def test_traces_of_cdna_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packet says the kind of an instruction. A trace without an instruction is named."""
+    kinds = ["SMEM_RD", "LDS", "OTHER_MSG", "VALU_32", "LDS", "LDS", "LDS", "LDS", "SALU_32", "VALU_32", "VALU_32"]
+    instruction = type("CDNA_INST", (), {"simd": 0, "wave": 3})
+    packets = []
+    for at, kind in enumerate(kinds):
+        packets.append(instruction())
+        packets[-1]._time, packets[-1].op = 10 * at, SimpleNamespace(name=kind)
+    _decoder(monkeypatch, [])
+    decoder = sys.modules["tinygrad.renderer.amd.sqtt"]
+    monkeypatch.setattr(decoder, "decode", lambda blob: packets if blob else [], raising=False)
+    for name, blob in (("full", b"x"), ("none", b"")):
+        path = tmp_path / "gfx950" / f"{name}.pkl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps([ProfileProgramEvent(), ProfileSQTTEvent(blob)]))
+    lines = list(traces.table(tmp_path))
+    assert "| LDS write of 4 bytes, end of the wait for it | gfx950 | 10 (1) | 38 | 0 of 1 |" in lines
+    assert "| first of four LDS loads of 16 bytes, use of its result | gfx950 | 50 (1) | 42 | 0 of 1 |" in lines
+    assert lines[-1] == "No instruction of a traced wave is in gfx950/none.pkl."
+
+
+@pytest.mark.parametrize(("target", "said"), [("gfx906", "the instructions of gfx906"), ("gfx1030", "traces of RDNA2")])
+def test_traces_that_cannot_be_read_are_refused(
+    target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _decoder(monkeypatch, [])
+    path = tmp_path / target / "trace.pkl"
+    path.parent.mkdir()
+    path.write_bytes(pickle.dumps([]))
+    with pytest.raises(ValueError, match=said):
+        list(traces.table(tmp_path))
+
+
 def test_a_directory_without_traces_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no thread traces \(gfx1100/\*\.pkl\)"):
         thread_trace.files(tmp_path)
@@ -194,8 +234,8 @@ class ProfileProgramEvent:
 
 
 class ProfileSQTTEvent:
-    def __init__(self) -> None:
-        self.kern, self.blob, self.itrace = 7, b"", True
+    def __init__(self, blob: bytes = b"") -> None:
+        self.kern, self.blob, self.itrace = 7, blob, True
 
 
 def test_a_wave_slot_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,9 @@ _CDNA: Rows = {
     ("decode", 16, 256): tiles(C(16, 32, 4, 2)),
     # decode, 128: clock on gfx942, 2026-11-26. 16 bits: 23161 cycles, with (16, 64, 4, 2) 34547; four warps compute all
     # scores each. 8 bits: 21779, with (16, 64, 4, 2) 41740. One warp takes less by the clock, but
-    # `splits.RESIDENT` programs of it leave SIMDs idle.
+    # `splits.RESIDENT` programs of it leave SIMDs idle. 8 bits on gfx950, whole GPU by `decoding --fp8`, 2026-11-28:
+    # 8 sequences of 32768 keys take 209358 cycles, one of 8192 keys 16328; with four warps 223757 and 19079, scheduled
+    # for one wave 213304 and 18092, with 128 keys 222194 and 20126.
     ("decode", 16, 128): tiles(C(16, 32, 2, 2)),
     ("decode", 8, 128): tiles(C(16, 64, 2, 2)),
     # decode, 32 bits: registers, 2026-11-21.
@@ -86,8 +88,8 @@ _CDNA: Rows = {
     ("extend", 32, 64): tiles(C(64, 32, 4, 2)),
     ("extend", 32, 128): tiles(C(32, 32, 4, 2)),
     ("extend", 32, 256): tiles(C(32, 16, 4, 2)),
-    # fp8-fwd, 8 bits: main loop, 2026-11-22.
-    ("fp8-fwd", 8, 64): tiles({"plain": C(128, 64, 4, options=(("waves_per_eu", 2),)), "others": C(128, 64, 4)}),
+    # fp8-fwd, 8 bits: main loop, 2026-11-22. 64: clock, 2026-11-28: 3105 cycles on gfx942, for two waves 3155.
+    ("fp8-fwd", 8, 64): tiles(C(128, 64, 4)),
     ("fp8-fwd", 8, 128): tiles({"plain": C(128, 64, 4, 2), "others": C(128, 64, 8, options=ROWS_OF_16)}),
     ("fp8-fwd", 8, 256): tiles(
         {"plain": C(128, 64, 8, 2, options=ROWS_OF_16), "others": C(128, 64, 8, options=ROWS_OF_16)}
