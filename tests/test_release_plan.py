@@ -235,6 +235,19 @@ def test_two_tags_at_once_never_publish_one_name_twice(
     assert len(public) == 2
 
 
+def test_an_older_release_keeps_its_plan_when_all_its_jobs_run_again(hub: Hub, tmp_path: Path) -> None:
+    """A newer release has the next build of the wheel."""
+    first = start(hub, plan_of((CELL, FULL), tag="v1.0.0"))
+    send(hub, wheelhouse.write(tmp_path / "first", CELL, targets=FULL).parent, "v1.0.0")
+    changed = wheelhouse.write(tmp_path / "next", CELL, targets=FULL, build=1, payload="changed = 1\n")
+    assert start(hub, plan_of((CELL, FULL), tag="v1.1.0")).wheels[0].build == 1
+    send(hub, changed.parent, "v1.1.0")
+    requests = hub.requests
+    assert start(hub, plan_of((CELL, FULL), tag="v1.0.0")) == first
+    assert hub.requests - requests < 20, "no test report of this release is read to plan it"
+    assert published.listing(client(hub), "v1.0.0", COMMIT)["there"].keys() == {first.wheels[0].stem}
+
+
 def test_unchanged_wheels_belong_to_the_plan_and_stay_where_they_are(hub: Hub, tmp_path: Path) -> None:
     send(hub, wheelhouse.write(tmp_path / "old", CELL, targets=FULL).parent, "v1.0.0")
     start(hub, plan_of((CELL, FULL), (OTHER, FULL), tag="v1.1.0"))

@@ -56,19 +56,35 @@ def start(release: Release, plan: ReleasePlan, public: Sequence[PublicWheel]) ->
     the draft, or if a wheel would serve fewer GPUs than the public one of its name.
     """
     check_targets(plan, public)
-    fields = {**release.fields, "assets": list(release.without_leftovers().values())}
-    found = published.wheels_in(release.api, fields)
-    before = of_fields(release.api, fields, release.commit)
-    there = published.held_wheels(found, before, release.commit, published.digests(public))
-    known = [*public, *published.own_public(fields, found)]
+    listing = release.without_leftovers()
+    before = held(release, listing)
+    own = {name: catalogue.asset_sha256(asset) for name, asset in listing.items() if name.endswith(".whl")}
 
     def build(wheel: PlannedWheel) -> PlannedWheel:
         old = before.by_stem.get(wheel.stem) if before is not None else None
-        if old is not None and (old.unchanged_in or release_plan.is_there(wheel, there)):
+        if old is not None and (old.unchanged_in or _stays(wheel, old, own, public, is_public=not release.draft)):
             return old
-        return replace(wheel, build=numbering.next_build(wheel.stem, known))
+        numbers = [names.build_number(name) for name in own if not release.draft and names.stem(name) == wheel.stem]
+        return replace(wheel, build=max(numbering.next_build(wheel.stem, public), max(numbers, default=-1) + 1))
 
     return write(release, replace(plan, wheels=tuple(map(build, plan.wheels))))
+
+
+def _stays(
+    wheel: PlannedWheel,
+    old: PlannedWheel,
+    own: Mapping[str, str | None],
+    public: Sequence[PublicWheel],
+    *,
+    is_public: bool,
+) -> bool:
+    """Whether a wheel keeps its place in the plan: for the same GPUs, and no other release has taken its number.
+
+    own: name -> sha256 of the wheels in the release. is_public: a public wheel for more GPUs stays too.
+    """
+    fits = set(wheel.targets) <= set(old.targets) if is_public else set(wheel.targets) == set(old.targets)
+    taken = [each for each in public if each.stem == wheel.stem and each.build == old.build]
+    return fits and all(own.get(each.name) == each.sha256 for each in taken)
 
 
 def write(release: Release, plan: ReleasePlan) -> ReleasePlan:
