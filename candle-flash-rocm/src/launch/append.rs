@@ -1,7 +1,7 @@
 //! The plan of an append: new keys and values into their cache, with rotary embedding of them and of the queries.
 
-use super::options::refuse;
 use super::plan::{Catalogue, Launch, Step};
+use super::refuse::refuse;
 use super::signature::{Name, Values};
 use super::{flags, variant, Operand, Pages, Shape};
 use crate::error::{argument, Result};

@@ -5,8 +5,8 @@
 //! kernels compute every backward.
 
 use super::choice::Mask;
-use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step};
-use super::{Dtype, Forward, Operand, Shape};
+use super::plan::{Catalogue, Device, Fill, Launch, Step};
+use super::{Argument, Dtype, Forward, Operand, Shape};
 use crate::error::Result;
 
 /// The head dim that the kernels serve, and the queries of a tile.

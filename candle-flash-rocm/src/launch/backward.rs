@@ -1,9 +1,9 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
-use super::mask::plan_lists;
-use super::options::refuse;
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
+use super::refuse::refuse;
 use super::signature::{Name, Values};
+use super::tile_lists::plan_lists;
 use super::{variant, Backward, Operand, Shape};
 use crate::error::{argument, Result};
 

@@ -1,10 +1,10 @@
 //! The plan of a forward.
 
-use super::mask::plan_lists;
-use super::options::refuse;
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::refuse::refuse;
 use super::signature::Name;
 use super::split_kv::{self, Cache};
+use super::tile_lists::plan_lists;
 use super::{variant, Dtype, Forward};
 use crate::error::Result;
 

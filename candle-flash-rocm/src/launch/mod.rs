@@ -5,6 +5,7 @@
 //! are private.
 
 mod append;
+mod argument;
 mod assembly;
 mod backward;
 mod call;
@@ -15,11 +16,13 @@ mod forward;
 mod mask;
 mod options;
 mod plan;
+mod refuse;
 mod shape;
 mod signature;
 mod sources;
 mod split_kv;
 mod tensor;
+mod tile_lists;
 mod variant;
 
 pub use append::{Append, Rotary};
@@ -32,11 +35,12 @@ pub use tensor::{Operand, Pages};
 pub use variant::Dtype;
 
 pub(crate) use append::plan_append;
+pub(crate) use argument::Argument;
 pub(crate) use backward::plan_backward;
 pub(crate) use choice::{Choice, Source};
 pub(crate) use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
 pub(crate) use forward::plan_forward;
-pub(crate) use plan::{Argument, Catalogue, Device, Fill, Launch, Step, Tile};
+pub(crate) use plan::{Catalogue, Device, Fill, Launch, Step, Tile};
 pub(crate) use signature::Signature;
 pub(crate) use sources::Sources;
 
@@ -44,11 +48,12 @@ pub(crate) use sources::Sources;
 #[doc(hidden)]
 pub mod internals {
     pub use super::append::plan_append;
+    pub use super::argument::Argument;
     pub use super::backward::plan_backward;
     pub use super::choice::{Choice, Source};
     pub use super::composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
     pub use super::forward::plan_forward;
-    pub use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step, Sum, Tile};
+    pub use super::plan::{Catalogue, Device, Fill, Launch, Step, Sum, Tile};
     pub use super::signature::{Name, Signature};
     pub use super::sources::Sources;
 }

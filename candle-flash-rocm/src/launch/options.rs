@@ -1,14 +1,11 @@
 //! The options of a call beside its sizes and its mask.
 
-use super::{Dtype, Mask, Shape};
-use crate::error::{argument, Error, Result};
+use super::refuse::Used;
+use super::Mask;
 
 /// Microseconds of the host for a second launch in a call: 2.4 for a split call, 0.7 for a plain one, from C with a HIP
 /// runtime that does nothing (2026-11-28).
 const HOST_COST: f64 = 2.0;
-
-/// Rows of a tile of a bias span less than 2 GiB in fp32.
-const MAX_BIAS_ROW: i32 = 1 << 21;
 
 /// A number that is added to each score, after softcap; -inf hides a key. Strides are in elements, 0 for an axis that is
 /// shared; keys are dense.
@@ -84,9 +81,6 @@ impl Default for Options {
     }
 }
 
-/// An option by its name, and whether a call uses it.
-pub(super) type Used = (&'static str, bool);
-
 impl Options {
     /// The options that only kernels of a cache honour.
     pub(super) fn of_a_cache(&self) -> [Used; 5] {
@@ -106,62 +100,5 @@ impl Options {
     /// The options that only kernels of whole sequences honour.
     pub(super) fn of_whole_sequences(&self) -> [Used; 3] {
         [("attn_bias", self.bias.address != 0), ("dropout_p", self.dropout != 0.0), ("mask", self.mask.is_used())]
-    }
-
-    /// Checks what needs no other part of the call.
-    pub(super) fn check(&self, shape: &Shape) -> Result<()> {
-        if !(0.0..1.0).contains(&self.dropout) {
-            return argument("dropout", self.dropout, "0 for none, or a probability below 1");
-        }
-        if (self.dropout != 0.0) != (self.rng_state != 0) {
-            let wanted = "the address of two numbers of 64 bits with dropout, and none without";
-            return argument("rng_state", format!("{:#x} with dropout {}", self.rng_state, self.dropout), wanted);
-        }
-        if self.alibi_batch != 0 && shape.alibi_slopes == 0 {
-            return argument("alibi_batch_stride", self.alibi_batch, "0 without alibi_slopes");
-        }
-        let bias = &self.bias;
-        if !(-1..MAX_BIAS_ROW).contains(&bias.row) {
-            let wanted = format!("less than {MAX_BIAS_ROW}, or -1 for a table of distances");
-            return argument("bias", format!("row stride {}", bias.row), wanted);
-        }
-        if bias.address == 0 && *bias != Bias::default() {
-            return argument("bias", format!("{bias:?}"), "no strides without an address");
-        }
-        if bias.address != 0 {
-            let others = [
-                ("cu_seqlens_q", shape.cu_seqlens_q != 0),
-                ("alibi_slopes", shape.alibi_slopes != 0),
-                ("dropout", self.dropout != 0.0),
-                ("leftpad_k", self.leftpad != 0),
-            ];
-            refuse(&others, "a kernel with a bias cannot honour it: leave one of them out")?;
-        }
-        self.mask.check(shape)?;
-        if self.appended > shape.seqlen_k {
-            return argument("appended", self.appended, format!("at most seqlen_k, {}", shape.seqlen_k));
-        }
-        if self.descales.iter().any(|&address| (address != 0) != self.is_fp8) {
-            return argument("descales", format!("{:?}", self.descales), "three addresses for an FP8 cache, else none");
-        }
-        if self.is_fp8 && shape.dtype == Dtype::F32 {
-            return argument("dtype", "fp32", "fp16 or bf16 queries over an FP8 cache");
-        }
-        if self.is_fp8 && self.sinks != 0 && !self.sinks_are_fp32 && shape.dtype == Dtype::F16 {
-            return argument("sinks", "fp16 over an FP8 cache", "fp32");
-        }
-        Ok(())
-    }
-}
-
-/// Refuses the first option that is used.
-///
-/// # Errors
-///
-/// With its name and `remedy`.
-pub(super) fn refuse(options: &[Used], remedy: &str) -> Result<()> {
-    match options.iter().find(|(_, is_used)| *is_used) {
-        Some((name, _)) => Err(Error::Unsupported(format!("{name}: {remedy}"))),
-        None => Ok(()),
     }
 }

@@ -1,21 +1,8 @@
 //! The parts of a launch plan: steps, arguments, and interfaces to kernels, memory and the device.
 
 use super::signature::Values;
-use super::{Choice, Signature};
+use super::{Argument, Choice, Signature};
 use crate::error::{Error, Result};
-
-/// A kernel's argument.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Argument {
-    /// A device address, 0 for none.
-    Pointer(u64),
-    /// An integer of 32 bits.
-    I32(i32),
-    /// A float of 32 bits.
-    F32(f32),
-    /// A structure, passed by value; or all arguments as one block.
-    Structure(Vec<u8>),
-}
 
 /// One launch of a kernel of the store.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,8 @@
 //! Sizes and options that a forward and its backward have in common.
 
+use super::refuse::{refuse, Used};
 use super::signature::{Name, Values};
-use super::{flags, variant, Dtype, Operand, Options};
+use super::{flags, variant, Bias, Dtype, Mask, Operand, Options};
 use crate::error::{argument, Result};
 
 /// The window size that means "no limit": larger than any sequence.
@@ -9,6 +10,9 @@ const OPEN_WINDOW: i32 = 1 << 29;
 
 /// Elements of a tensor: more than any GPU has memory for, and far from the largest number.
 const MAX_ELEMENTS: usize = 1 << 44;
+
+/// Rows of a tile of a bias span less than 2 GiB in fp32.
+const MAX_BIAS_ROW: i32 = 1 << 21;
 
 /// What forward and backward have in common. Addresses of 0 are options that are not used.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,7 +124,84 @@ impl Shape {
         if (self.cu_seqlens_q == 0) != (self.cu_seqlens_k == 0) {
             return argument("cu_seqlens_q and cu_seqlens_k", "one of them", "both or none");
         }
-        self.options.check(self)
+        self.check_options()
+    }
+
+    /// Compares the options with each other and with the sizes.
+    fn check_options(&self) -> Result<()> {
+        let options = &self.options;
+        if !(0.0..1.0).contains(&options.dropout) {
+            return argument("dropout", options.dropout, "0 for none, or a probability below 1");
+        }
+        if (options.dropout != 0.0) != (options.rng_state != 0) {
+            let wanted = "the address of two numbers of 64 bits with dropout, and none without";
+            return argument("rng_state", format!("{:#x} with dropout {}", options.rng_state, options.dropout), wanted);
+        }
+        if options.alibi_batch != 0 && self.alibi_slopes == 0 {
+            return argument("alibi_batch_stride", options.alibi_batch, "0 without alibi_slopes");
+        }
+        let bias = &options.bias;
+        if !(-1..MAX_BIAS_ROW).contains(&bias.row) {
+            let wanted = format!("less than {MAX_BIAS_ROW}, or -1 for a table of distances");
+            return argument("bias", format!("row stride {}", bias.row), wanted);
+        }
+        if bias.address == 0 && *bias != Bias::default() {
+            return argument("bias", format!("{bias:?}"), "no strides without an address");
+        }
+        if bias.address != 0 {
+            let others = [
+                ("cu_seqlens_q", self.cu_seqlens_q != 0),
+                ("alibi_slopes", self.alibi_slopes != 0),
+                ("dropout", options.dropout != 0.0),
+                ("leftpad_k", options.leftpad != 0),
+            ];
+            refuse(&others, "a kernel with a bias cannot honour it: leave one of them out")?;
+        }
+        self.check_mask()?;
+        if options.appended > self.seqlen_k {
+            return argument("appended", options.appended, format!("at most seqlen_k, {}", self.seqlen_k));
+        }
+        if options.descales.iter().any(|&address| (address != 0) != options.is_fp8) {
+            return argument(
+                "descales",
+                format!("{:?}", options.descales),
+                "three addresses for an FP8 cache, else none",
+            );
+        }
+        if options.is_fp8 && self.dtype == Dtype::F32 {
+            return argument("dtype", "fp32", "fp16 or bf16 queries over an FP8 cache");
+        }
+        if options.is_fp8 && options.sinks != 0 && !options.sinks_are_fp32 && self.dtype == Dtype::F16 {
+            return argument("sinks", "fp16 over an FP8 cache", "fp32");
+        }
+        Ok(())
+    }
+
+    /// Checks the mask.
+    fn check_mask(&self) -> Result<()> {
+        let mask = &self.options.mask;
+        if mask.ids.contains(&0) && mask.ids != [0; 2] {
+            return argument("mask_ids_q and mask_ids_k", "one of them", "both or none");
+        }
+        if mask.blocks == 0 && (mask.block_size != [0; 2] || mask.blocks_strides != [0; 2]) {
+            return argument("mask_blocks", "sizes or strides without an address", "an address, or zeros");
+        }
+        if mask.blocks != 0 && mask.block_size.iter().any(|&size| size == 0 || !size.is_multiple_of(Mask::BLOCK)) {
+            return argument("mask_block_q and mask_block_k", format!("{:?}", mask.block_size), "multiples of 64");
+        }
+        if !mask.is_used() {
+            return Ok(());
+        }
+        let others: [Used; 7] = [
+            ("cu_seqlens_q", self.is_packed()),
+            ("softcap", self.softcap != 0.0),
+            ("alibi_slopes", self.alibi_slopes != 0),
+            ("bias", self.options.bias.address != 0),
+            ("dropout", self.options.dropout != 0.0),
+            ("leftpad_k", self.options.leftpad != 0),
+            ("head_dim_v", self.head_dim_v != self.head_dim),
+        ];
+        refuse(&others, "a kernel with a mask cannot honour it: leave one of them out")
     }
 
     /// Elements in 16 bytes of the narrowest tensor, the unit of strides and head dims.

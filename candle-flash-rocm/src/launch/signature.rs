@@ -1,7 +1,6 @@
 //! A launch is filled by name: a call gives values to names, and each kernel picks the arguments that it has.
 
-use super::plan::Argument;
-use super::Operand;
+use super::{Argument, Operand};
 use crate::error::{Error, Result};
 
 /// Declares the arguments that a call of this crate can give a value to.

@@ -1,7 +1,7 @@
 //! When the keys of a forward are shared out among programs, and the plan of such a call: attend in parts, join them.
 
-use super::options::refuse;
 use super::plan::{line, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::refuse::refuse;
 use super::signature::{Name, Values};
 use super::{flags, variant, Dtype, Forward, Operand, Shape};
 use crate::error::{argument, Error, Result};

@@ -1,0 +1,71 @@
+//! The lists of tiles that kernels of a mask visit.
+
+use super::plan::{line, Catalogue, Launch, Memory, Step};
+use super::signature::{Name, Values};
+use super::{Mask, Shape};
+use crate::error::Result;
+
+/// The kernel that lists the tiles.
+const LISTS: &str = "sparse-lists-fp16-d64";
+
+/// Sequences and heads that have a mask of their own.
+fn planes(mask: &Mask, shape: &Shape) -> (usize, usize) {
+    let of_batch = [mask.blocks_strides[0], mask.ranges_strides[0], mask.ids_batch[0], mask.ids_batch[1]];
+    let of_heads = [mask.blocks_strides[1], mask.ranges_strides[1]];
+    let count = |strides: &[usize], all: usize| if strides.iter().any(|&stride| stride != 0) { all } else { 1 };
+    (count(&of_batch, shape.batch), count(&of_heads, shape.heads))
+}
+
+/// Plans the launch that lists the tiles of a call with a mask, and gives `values` what its kernels take of the lists.
+///
+/// A list belongs to a tile's queries, or `by_keys` to a tile's keys.
+pub(super) fn plan_lists(
+    shape: &Shape,
+    kernels: &dyn Catalogue,
+    tile: (usize, usize),
+    by_keys: bool,
+    memory: &mut dyn Memory,
+    values: &mut Values,
+) -> Result<Step> {
+    let mask = &shape.options.mask;
+    let (batch, heads) = planes(mask, shape);
+    let (rows, cols) = (shape.seqlen_q.div_ceil(tile.0.max(1)), shape.seqlen_k.div_ceil(tile.1.max(1)));
+    let (lists, longest) = if by_keys { (cols, rows) } else { (rows, cols) };
+    let tiles = memory.allocate(batch * heads * lists * (longest + 1) * 4)?;
+    let counts = memory.allocate(batch * heads * lists * 2 * 4)?;
+    let [block_q, block_k] = if mask.blocks == 0 { [Mask::BLOCK; 2] } else { mask.block_size };
+    let mask_row = if mask.blocks == 0 { 0 } else { shape.seqlen_k.div_ceil(block_k) };
+    values.pointers(&[
+        (Name::tiles, tiles),
+        (Name::tile_counts, counts),
+        (Name::block_mask, mask.blocks),
+        (Name::key_ranges, mask.ranges),
+        (Name::ids_q, mask.ids[0]),
+        (Name::ids_k, mask.ids[1]),
+    ]);
+    values.sizes(&[
+        (Name::stride_sb, mask.blocks_strides[0]),
+        (Name::stride_sh, mask.blocks_strides[1]),
+        (Name::stride_sm, mask_row),
+        (Name::ranges_b, mask.ranges_strides[0]),
+        (Name::ranges_h, mask.ranges_strides[1]),
+        (Name::ids_qb, mask.ids_batch[0]),
+        (Name::ids_kb, mask.ids_batch[1]),
+        (Name::block_q, block_q),
+        (Name::block_k, block_k),
+        (Name::list_length, longest + 1),
+        (Name::lists_b, if batch > 1 { heads * lists } else { 0 }),
+        (Name::lists_h, if heads > 1 { lists } else { 0 }),
+    ])?;
+    let mut of_lists = values.clone();
+    of_lists.sizes(&[
+        (Name::nheads, heads),
+        (Name::block_m, tile.0),
+        (Name::block_n, tile.1),
+        (Name::lists, lists),
+        (Name::by_keys, usize::from(by_keys)),
+    ])?;
+    of_lists.ints(&[(Name::flags, mask.flags())]);
+    let grid = line(batch * heads * lists)?;
+    Launch::filled(kernels, LISTS.to_owned(), grid, &of_lists)
+}
