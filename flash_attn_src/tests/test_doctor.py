@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from flash_attn.backends import sources
-from flash_attn.diagnosis import commands, doctor, findings
+from flash_attn.diagnosis import commands, doctor, findings, survey
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.runtime import environment
@@ -266,6 +266,16 @@ def test_the_command_that_leaves_one_triton_installed() -> None:
 def test_every_trouble_has_a_case() -> None:
     assert {key for key, _, _ in CASES} == {trouble.key for trouble in TROUBLES}
     assert set(LOGS) == {trouble.key for trouble in TROUBLES if trouble.log}
+
+
+def test_without_known_versions_the_doctor_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source tree whose versions.toml this Python cannot read."""
+    monkeypatch.setattr(survey, "_of_the_sources", dict)
+    for key, machine, _ in CASES:
+        if machine.windows or key in ("another-gpu", "torch-unsuitable"):
+            continue
+        bare = replace(machine, build=replace(machine.build, advice={}))
+        assert all(finding.remedy for finding in findings.examine(bare))
 
 
 def test_a_healthy_machine_has_nothing_wrong() -> None:

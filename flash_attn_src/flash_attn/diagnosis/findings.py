@@ -241,7 +241,7 @@ def _call(facts: Facts) -> _Found:
         yield "device-package-empty", f"torch {version} loads an empty file instead of its kernels for gfx90a"
     elif no_code and packages and not {*facts.known.get("targets", targets)}.isdisjoint(targets):
         yield "device-package-missing", f"torch {version} has no kernels for the GPU here"
-    elif no_code and {*facts.known["targets"]} & targets and not _torch_is_unsuitable(facts):
+    elif no_code and {*facts.known.get("targets", targets)} & targets and not _torch_is_unsuitable(facts):
         yield "torch-lacks-gpu", f"torch {version} has no kernels for {', '.join(sorted(targets))}"
     elif no_code:
         pass  # `torch-unsuitable` or `target-missing`
