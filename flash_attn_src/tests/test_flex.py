@@ -526,6 +526,12 @@ def _passed_on(*args: Any, **options: Any) -> list[str]:
         (lambda s, b, h, q, kv: s.to(torch.float16), "modifies the score by to"),
         (lambda s, b, h, q, kv: q + kv + 0.0 * b, "does not depend on the score"),
         (lambda s, b, h, q, kv: s * -1.0, "not positive"),
+        # A difference and a quotient with the score on the right are no addend and no factor.
+        (lambda s, b, h, q, kv: 2.0 - s, "modifies the score by __rsub__"),
+        (lambda s, b, h, q, kv: TABLE[h, kv] - s, "modifies the score by __sub__"),
+        (lambda s, b, h, q, kv: torch.sub(TABLE[h, kv], s), "modifies the score by sub"),
+        (lambda s, b, h, q, kv: 2.0 / s, "modifies the score by __r"),
+        (lambda s, b, h, q, kv: torch.div(h + 1.0, s), "modifies the score by div"),
     ],
 )
 def test_other_functions_are_pytorchs(score_mod: Function, reason: str) -> None:

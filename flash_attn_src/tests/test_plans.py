@@ -113,6 +113,39 @@ def test_launches_of_plans() -> None:
         assert 50 < len(device.plans()) <= device.MAX_PLANS
 
 
+def test_no_plan_is_kept_of_a_copy() -> None:
+    """A misaligned tensor is copied, and the copy has other strides than the tensor. A call of an aligned tensor with
+    the shape and the strides of the misaligned one must not run the copy's launch."""
+    gpu = _Gpu()
+    aligned = torch.zeros(2, 4, 600, 64, dtype=torch.float16).transpose(1, 2)
+    misaligned = torch.zeros(2 * 4 * 600 * 64 + 1, dtype=torch.float16)[1:].view(2, 4, 600, 64).transpose(1, 2)
+    assert aligned.stride() == misaligned.stride()
+    cache = aligned[:, :, :2]
+    off = misaligned[:, :, :2]
+    q = torch.zeros(2, 1, 4, 64, dtype=torch.float16)
+    pairs: list[tuple[Callable[[torch.Tensor], Any], torch.Tensor, torch.Tensor]] = [
+        (lambda x: flash_attn_func(x, aligned, aligned), aligned, misaligned),
+        (lambda x: flash_attn_func(aligned, x, aligned), aligned, misaligned),
+        (lambda x: flash_attn_func(aligned, aligned, x), aligned, misaligned),
+        (lambda x: flash_attn_with_kvcache(q, x, cache), cache, off),
+        (lambda x: flash_attn_with_kvcache(q, cache, x), cache, off),
+    ]
+    with device.using(gpu), backends.using(triton), torch.no_grad():
+        for call, whole, moved in pairs:
+            device.clear_kernels()
+            gpu.launched.clear()
+            call(whole)
+            fresh = list(gpu.launched)
+            device.clear_kernels()
+            for x in (moved, moved, whole):
+                gpu.launched.clear()
+                call(x)
+            assert gpu.launched == fresh
+            gpu.launched.clear()
+            call(moved)
+            assert gpu.launched != fresh, "the copy has strides of its own"
+
+
 def test_plans_are_bounded() -> None:
     for number in range(device.MAX_PLANS + 2):
         device.plans()[(number,)] = number

@@ -308,6 +308,14 @@ def test_radial_masks_show_each_block_with_a_visible_pair(decay: float) -> None:
     assert torch.equal(seen, wanted)
 
 
+def test_negative_distances_are_no_lines() -> None:
+    """They lie above the diagonal. A block on the diagonal would otherwise show them."""
+    none = torch.full((1, 1, 2), -1)
+    assert not patterns.vertical_slash(300, none, torch.tensor([[[-1, -100]]])).seen.any()
+    lines = patterns.vertical_slash(300, none, torch.tensor([[[-3, 100]]]))
+    assert torch.equal(lines.seen, patterns.vertical_slash(300, none, torch.tensor([[[100, 100]]])).seen)
+
+
 def test_bands_and_lines() -> None:
     place = torch.arange(300)
     wanted = ((place[:, None] - place).abs() < 10) | ((place - place[:, None] - 150).abs() < 10)

@@ -84,6 +84,31 @@ def test_masks_and_lengths(sq: int, sk: int, mask: str) -> None:
 
 
 @pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize(
+    "window",
+    [
+        (15, 0),
+        (16, 0),
+        (17, 0),
+        (0, 15),
+        (0, 16),
+        (0, 17),
+        (30, 30),
+        (31, 31),
+        (32, 32),
+        (33, 33),
+        (46, 46),
+        (16, -1),
+        (-1, 16),
+    ],
+)
+def test_windows_whose_edges_meet_edges_of_tiles(window: tuple[int, int]) -> None:
+    """A tile of dk and dv too few, or one that is taken for wholly visible, shows only where the edges meet."""
+    for sq, sk in ((64, 64), (48, 64)):
+        _check(1, sq, sk, 1, 1, 16, torch.float32, Options(window=window))
+
+
+@pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 160, 200, 256, 264, 512])
 def test_head_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
