@@ -121,6 +121,9 @@ MASKS: dict[str, tuple[Function | None, str | None]] = {
     "scattered documents": (lambda b, h, q, kv: (q >= kv) & (SCATTERED[q] == SCATTERED[kv]), "window ids"),
     "wide ids": (lambda b, h, q, kv: WIDE[b, q] == WIDE[b, kv], "ids"),
     "documents by their own places": (_document_causal, "window ids"),
+    "documents twice": (
+        lambda b, h, q, kv: (DOCUMENT[q] == DOCUMENT[kv]) & ((DOCUMENT[q] == DOCUMENT[kv]) & (q >= kv)), "ranges ids",
+    ),
     "documents and images": (
         lambda b, h, q, kv: (DOCUMENT[q] == DOCUMENT[kv]) & (SCATTERED[q] == SCATTERED[kv]) & (kv % 5 != 0), "ids",
     ),

@@ -253,7 +253,8 @@ def _with_equal_ids(parts: list[Any]) -> list[Any]:
 
     So `kv - offsets[document[kv]]` is a number less than kv, where document[q] == document[kv] holds beside it.
     """
-    for place, part in enumerate(parts):
+    for place in range(len(parts)):
+        part = parts[place]  # by now with the ids that parts before it made equal
         if isinstance(part, Term) and part.call in _EQ and not part.kwargs:
             of_query, of_key = _separated(*part.args)
             if of_query is not None and not isinstance(of_key, bool) and not of_key.is_argument:
