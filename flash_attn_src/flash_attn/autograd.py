@@ -118,7 +118,7 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
     s_aux, attn_bias = call.options.s_aux, call.options.attn_bias
     dbias = None
     if attn_bias is not None and attn_bias.requires_grad:
-        dbias = torch.empty(attn_bias.shape, dtype=attn_bias.dtype, device=attn_bias.device)
+        dbias = torch.empty_like(attn_bias, memory_format=torch.contiguous_format)
     softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if ctx.is_padded:
         results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))

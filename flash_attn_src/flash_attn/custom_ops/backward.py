@@ -9,6 +9,7 @@ from flash_attn.arguments import check_dense, check_gradients, check_varlen
 from flash_attn.calls import AttentionCall, GradientCall, Options
 from flash_attn.custom_ops import extended_backward
 from flash_attn.custom_ops.results import register_fake
+from flash_attn.custom_ops.sharding import is_distributed
 from flash_attn.options import UPSTREAM_BACKWARD
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
@@ -125,7 +126,7 @@ _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_ba
 def backward_by_op(gradients: GradientCall) -> torch.Tensor:
     """Writes dq, dk and dv through a custom op, which a compiler sees; returns softmax_d."""
     call, options = gradients.forward, gradients.forward.options
-    if UPSTREAM_BACKWARD.unserved(call) is not None:
+    if is_distributed(call.q) or UPSTREAM_BACKWARD.unserved(call) is not None:
         return extended_backward.backward_by_op(gradients)
     tensors = (
         *(gradients.dout, call.q, call.k, call.v, gradients.out, gradients.softmax_lse),

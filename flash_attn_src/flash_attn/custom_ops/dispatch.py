@@ -15,6 +15,7 @@ from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.custom_ops.attention import _wrapped_flash_attn_forward, _wrapped_flash_attn_varlen_forward
 from flash_attn.custom_ops.backward import backward_by_op
 from flash_attn.custom_ops.extended_forward import forward_by_op
+from flash_attn.custom_ops.sharding import is_distributed
 from flash_attn.options import UPSTREAM_FORWARD, option_tensors
 from flash_attn.tracing import is_traced
 
@@ -37,7 +38,10 @@ def forward(call: AttentionCall) -> Results:
 
 def _forward_by_op(call: AttentionCall) -> Results:
     options = call.options
-    if UPSTREAM_FORWARD.unserved(call) is not None:
+    is_sharded = is_distributed(call.q)
+    if is_sharded and options.dropout_p > 0.0:
+        raise NotImplementedError(f"dropout_p: got {options.dropout_p} with DTensors, wanted 0: ranks would draw apart")
+    if is_sharded or UPSTREAM_FORWARD.unserved(call) is not None:
         return *forward_by_op(call), options.rng_state
     more = (options.dropout_p, options.softmax_scale, options.causal, *options.window_size, options.softcap)
     if call.cu_seqlens_q is None:

@@ -1,0 +1,74 @@
+"""DTensors: attention whose batch entries or heads are divided among two processes, against one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+from two_ranks import both
+
+torch.set_num_threads(1)
+
+HEADS, HEADS_K, DIM = 4, 2, 16
+
+
+def _inputs() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "q": (2, 19, HEADS, DIM), "k": (2, 23, HEADS_K, DIM), "v": (2, 23, HEADS_K, DIM), "s_aux": (HEADS,),
+        "attn_bias": (1, HEADS, 19, 23), "table": (2, 1, 41),
+    }  # fmt: skip
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+# The tensors of a call besides q, k and v, and its other options.
+CALLS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "plain": ((), {"causal": True}),
+    "window, softcap": ((), {"window_size": (5, 2), "softcap": 2.0}),
+    "sinks": (("s_aux",), {}),
+    "bias of heads": (("attn_bias",), {}),
+    "bias of entries": (("table",), {}),
+}
+
+
+def _results(name: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    more, options = CALLS[name]
+    tensors = {("attn_bias" if each == "table" else each): inputs[each] for each in more}
+    leaves = [x.requires_grad_() for x in (inputs["q"], inputs["k"], inputs["v"], *tensors.values())]
+    out = flash_attn.flash_attn_func(*leaves[:3], **dict(zip(tensors, leaves[3:], strict=True)), **options)
+    return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+def _rank(_number: int) -> list[torch.Tensor]:
+    """The largest errors of out and of the gradients of each call, by batch entries and by heads."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    errors = []
+    for by_heads in (False, True):
+        for name in CALLS:
+            placed = {}
+            for each, x in _inputs().items():
+                axis = {"s_aux": 0 if by_heads else None, "attn_bias": 1 if by_heads else None,
+                        "table": None if by_heads else 0}.get(each, 2 if by_heads else 0)  # fmt: skip
+                placed[each] = distribute_tensor(x, mesh, [Replicate() if axis is None else Shard(axis)])
+            found = _results(name, placed)
+            assert found[0].placements == (Shard(2 if by_heads else 0),)
+            pairs = zip(found, _results(name, _inputs()), strict=True)
+            errors.append(torch.stack([(x.full_tensor() - right).abs().max() for x, right in pairs]).detach())
+    with pytest.raises(NotImplementedError, match=r"dropout_p: got 0\.5 with DTensors"):
+        flash_attn.flash_attn_func(placed["q"], placed["k"], placed["v"], 0.5)
+    uneven = [distribute_tensor(torch.randn(2, 9, 3, DIM), mesh, [Shard(2)]) for _ in range(3)]
+    out = flash_attn.flash_attn_func(*uneven)
+    whole = flash_attn.flash_attn_func(*(x.full_tensor() for x in uneven))
+    return [*errors, (out.full_tensor() - whole).abs().max()]
+
+
+def test_two_ranks_agree_with_one(tmp_path: Path) -> None:
+    for errors in both(tmp_path, _rank):
+        assert len(errors) == 2 * len(CALLS) + 1
+        assert all((x < 2e-5).all() for x in errors)
