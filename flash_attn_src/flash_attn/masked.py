@@ -17,7 +17,7 @@ from flash_attn.custom_ops.sinks import sink_gradient
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.mask import Mask
 from flash_attn.options import WITH_MASK
-from flash_attn.tracing import refuse_tangents_of_an_op
+from flash_attn.tracing import is_traced, refuse_tangents_of_an_op
 
 MAX_HEAD_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _OPTIONS = (
@@ -51,7 +51,12 @@ def attend(
     short = -head_dim % 8
     if short:
         q, k, v = (torch.nn.functional.pad(x, (0, short)) for x in (q, k, v))
-    out, lse = torch.ops.flash_attn._masked_forward(q, k, v, *as_arguments(mask, options))
+    arguments = as_arguments(mask, options)
+    refuse_tangents_of_an_op(q, k, v)
+    if is_traced(q, k, v, *arguments[:_TENSORS]):
+        out, lse = torch.ops.flash_attn._masked_forward(q, k, v, *arguments)
+    else:  # dispatching through a custom op costs more than a small kernel
+        out, lse = _Masked.apply(q, k, v, *arguments)
     out = out[..., :head_dim] if short else out
     return (out, lse) if return_lse else out
 
@@ -68,23 +73,25 @@ def as_arguments(mask: Mask, options: Options) -> tuple[Any, ...]:
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: tuple[Any, ...]) -> AttentionCall:
     seen, ranges, ids_q, ids_k, s_aux, block_q, block_k, softmax_scale, causal, left, right = arguments
-    refuse_tangents_of_an_op(q, k, v)
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     blocks = None if seen is None else BlockMask(seen, (block_q, block_k))
     options = Options(softmax_scale, causal, (left, right), s_aux=s_aux, mask=Mask(blocks, ranges, ids_q, ids_k))
     return AttentionCall(q, k, v, options)
 
 
-@torch.library.custom_op(
-    "flash_attn::_masked_forward",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
-)
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse)."""
     call = _call(q, k, v, arguments)
     call.out = new_out(call.q, call.v)
     result = backends.select(q).forward(call)
     return result.out, result.softmax_lse
+
+
+_forward = torch.library.custom_op(
+    "flash_attn::_masked_forward",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+)(_compute)
 
 
 @_forward.register_fake
@@ -99,22 +106,25 @@ def _forward_fake(
     return new_out(q, v), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
 
 
-@torch.library.custom_op(
+def _compute_gradients(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, softmax_lse: torch.Tensor,
+    *arguments: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(dq, dk, dv, softmax_d)."""
+    call = _call(q, k, v, arguments)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = backends.select(q).backward(GradientCall(call, maybe_contiguous(dout), out, softmax_lse, dq, dk, dv))
+    return dq, dk, dv, delta
+
+
+_backward = torch.library.custom_op(
     "flash_attn::_masked_backward",
     mutates_args=(),
     schema=(
         "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
         f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
-)
-def _backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, softmax_lse: torch.Tensor,
-    *arguments: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    call = _call(q, k, v, arguments)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    delta = backends.select(q).backward(GradientCall(call, maybe_contiguous(dout), out, softmax_lse, dq, dk, dv))
-    return dq, dk, dv, delta
+)(_compute_gradients)
 
 
 @_backward.register_fake
@@ -145,10 +155,27 @@ def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -
     ds_aux = None
     if dout is not None:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        *gradients, delta = torch.ops.flash_attn._masked_backward(dout, q, k, v, out, lse, *tensors, *ctx.numbers)
+        by_op = is_traced(dout, q, k, v, *tensors)
+        compute: Any = torch.ops.flash_attn._masked_backward if by_op else _compute_gradients
+        *gradients, delta = compute(dout, q, k, v, out, lse, *tensors, *ctx.numbers)
         if tensors[-1] is not None and ctx.needs_input_grad[3 + _TENSORS - 1]:
             ds_aux = sink_gradient(tensors[-1], lse, delta, None)
     return (*gradients, *(None,) * (_TENSORS - 1), ds_aux, *(None,) * len(ctx.numbers))
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+
+
+class _Masked(torch.autograd.Function):
+    """The operator's forward and gradient, for eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output = _compute(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return _gradients(ctx, dout, dlse)

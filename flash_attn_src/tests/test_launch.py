@@ -246,8 +246,7 @@ def test_the_jit_names_no_option_that_the_installed_triton_lacks(monkeypatch: py
 
 def cut(kernel: jit.JitKernel, pointers: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
     """Leaves a kernel these arguments."""
-    kernel.arguments = Arguments(kernel.name, pointers, numbers, (*pointers, *numbers))
-    kernel.parameters = [*pointers, *numbers]
+    kernel.take(Arguments(kernel.name, pointers, numbers, (*pointers, *numbers)), [*pointers, *numbers])
 
 
 def test_the_jit_skips_empty_grids(monkeypatch: pytest.MonkeyPatch) -> None:

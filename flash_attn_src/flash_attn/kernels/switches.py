@@ -47,11 +47,12 @@ def switched(options: Mapping[str, int | str]) -> Iterator[dict[str, int | str]]
     """
     left = {name: value for name, value in options.items() if name not in (WAVE_PRIORITIES, DK_APART, LAZY_RESCALE)}
     asked = [knob for name, knob in _SWITCHES.items() if left.pop(name, 0)]
+    if not asked:
+        yield left
+        return
     try:
         from triton import knobs
     except ImportError:
-        asked = []
-    if not asked:
         yield left
         return
     with knobs.amd.scope():

@@ -43,14 +43,23 @@ class JitKernel:
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
         self.num_xcds: int = spec.constants.get("NUM_XCDS", 1)
-        self.arguments = Arguments.of(variant, target)
         self.function = getattr(module, spec.symbol)
         self.repairs = targets.get(target).vopd_hazard and not interpreting()
         self.options = dict(spec.constants)
-        self.parameters = [name for name in self.function.arg_names if name not in spec.constants]
+        parameters = [name for name in self.function.arg_names if name not in spec.constants]
+        self.take(Arguments.of(variant, target), parameters)
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
             self.options |= known(spec.options, targets.get(target).vendor)
             self.options["enable_fp_fusion"] = True  # no longer the default from Triton 3.10 on
+
+    def take(self, arguments: Arguments, parameters: Sequence[str]) -> None:
+        """Looks where each parameter of the function stands in a launch's tensors and numbers."""
+        self.arguments = arguments
+        names = (*arguments.pointers, *arguments.numbers)
+        # Behind the numbers of a launch stands None, for what this variant lacks.
+        self._order = [names.index(name) if name in names else len(names) for name in parameters]
+        types = (self.variant.operation.argument_type(name, self.variant.dtype) for name in arguments.pointers)
+        self._element_types = [_POINTERS.get(type_) for type_ in types]  # None: that of the variant
 
     def launch(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `protocol.Kernel.launch`. Triton launches on torch's current stream by itself."""
@@ -58,13 +67,8 @@ class JitKernel:
             return
         if self.failure:  # to try again would take seconds
             raise KernelError(self.failure)
-        names = self.arguments
-        pointers = {
-            name: self._stand_in(name, tensors) if x is None else x
-            for name, x in zip(names.pointers, tensors, strict=True)
-        }
-        values = pointers | dict(zip(names.numbers, numbers, strict=True))
-        arguments = [values.get(name) for name in self.parameters]  # None for what this variant lacks
+        values = (*self._with_stand_ins(tensors), *numbers, None)
+        arguments = [values[place] for place in self._order]
         try:
             with ExitStack() as stack:
                 if self.index >= 0:
@@ -84,11 +88,21 @@ class JitKernel:
             )
             raise KernelError(self.failure) from error
 
-    def _stand_in(self, name: str, tensors: Tensors) -> torch.Tensor:
-        """A tensor to pass for an absent pointer. Triton needs its type; the kernel never reads it."""
-        given = next(x for x in tensors if x is not None)
-        type_ = self.variant.operation.argument_type(name, self.variant.dtype)
-        return torch.empty(1, dtype=_POINTERS.get(type_, given.dtype), device=given.device)
+    def _with_stand_ins(self, tensors: Tensors) -> list[torch.Tensor]:
+        """The tensors, with one to pass for each absent pointer. Triton needs its type; the kernel never reads it."""
+        real = [x for x in tensors if x is not None]
+        if len(real) == len(tensors):
+            return real
+        made: dict[torch.dtype, torch.Tensor] = {}
+        filled = []
+        for x, element_type in zip(tensors, self._element_types, strict=True):
+            if x is None:
+                dtype = element_type or real[0].dtype
+                x = made.get(dtype)
+                if x is None:
+                    x = made[dtype] = real[0].new_empty(1, dtype=dtype)
+            filled.append(x)
+        return filled
 
 
 def _is_of_compiler(error: Exception) -> bool:
