@@ -189,10 +189,10 @@ def use_for_flex() -> ActiveFlex:
 
     create_block_mask needs no compiler then, either.
 
-    Served: tensors on a GPU in fp16, bf16 and fp32, head dims to 512, enable_gqa, every mask of runs (causal, windows,
-    documents, chunks, prefixes, padding and their combinations), of blocks, and of a bounded size every other mask;
-    score_mods that add to the score, cap it, scale it or hide keys. PyTorch computes every other call, and those inside
-    of a compiled function; `flex_report()` tells which and why. torch.compile(flex_attention) is served, too.
+    Served: tensors on a GPU in fp16, bf16 and fp32, head dims to 512, enable_gqa; masks of ranges, equal ids and blocks
+    (causal, windows, documents, chunks, prefixes, padding and what joins them), and of a bounded size every other
+    mask; score_mods that add to the score, cap it, scale it or hide keys. PyTorch computes every other call, and those
+    inside of a compiled function; `flex_report()` tells which. torch.compile(flex_attention) is served, too.
 
     The result turns it off again: by its method `off()`, or as a context manager.
     """
