@@ -327,7 +327,8 @@ prop_compose! {
             dropout: numbers.1, rng_state, leftpad, chunk, lines, appended, num_splits, is_fp8: flags[2], descales,
             mask: launch::Mask {
                 blocks: bias, blocks_strides: [batch, head], block_size: [row, chunk], ranges: sinks,
-                ranges_strides: [head, batch], ids: [leftpad, lines], ids_batch: [batch, head],
+                ranges_strides: [head, batch], ids: [leftpad, lines], ids_batch: [batch, head], hidden: rng_state,
+                hidden_strides: [row, batch],
             },
         }
     }

@@ -20,12 +20,15 @@ class Mask:
                   its start is empty
     ids_q, ids_k  int32 (1 or batch, seqlen_q) and (1 or batch, seqlen_k): a query sees the keys with its own id. Equal
                   ids need not be neighbours
+    hidden        int32 (1 or batch, 1 or heads, seqlen_k, 2, 2): for each key two ranges of queries that do
+                  not see it
     """
 
     blocks: BlockMask | None = None
     ranges: torch.Tensor | None = None
     ids_q: torch.Tensor | None = None
     ids_k: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
 
     @property
     def block_size(self) -> tuple[int, int]:
@@ -36,8 +39,8 @@ class Mask:
     def planes(self) -> tuple[int, int]:
         """How many batch entries and heads have a mask of their own."""
         seen = None if self.blocks is None else self.blocks.seen
-        of_heads = [x for x in (seen, self.ranges) if x is not None]
-        entries = [x.shape[0] for x in (seen, self.ranges, self.ids_q, self.ids_k) if x is not None]
+        of_heads = [x for x in (seen, self.ranges, self.hidden) if x is not None]
+        entries = [x.shape[0] for x in (*of_heads, self.ids_q, self.ids_k) if x is not None]
         return max(entries, default=1), max([x.shape[1] for x in of_heads], default=1)
 
     def check(self, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
@@ -51,6 +54,7 @@ class Mask:
             "ranges": ((batch, heads, seqlen_q, 2, 2), 2),
             "ids_q": ((batch, seqlen_q), 1),
             "ids_k": ((batch, seqlen_k), 1),
+            "hidden": ((batch, heads, seqlen_k, 2, 2), 2),
         }
         for name, (shape, shared) in wanted.items():
             x = getattr(self, name)

@@ -21,10 +21,10 @@ from flash_attn.tracing import is_traced, refuse_tangents_of_an_op
 
 MAX_HEAD_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _OPTIONS = (
-    "Tensor? seen, Tensor? ranges, Tensor? ids_q, Tensor? ids_k, Tensor? s_aux, SymInt block_q, SymInt block_k, "
-    "float softmax_scale, bool causal, SymInt left, SymInt right"
+    "Tensor? seen, Tensor? ranges, Tensor? ids_q, Tensor? ids_k, Tensor? hidden, Tensor? s_aux, SymInt block_q, "
+    "SymInt block_k, float softmax_scale, bool causal, SymInt left, SymInt right"
 )
-_TENSORS = 5  # the options that are tensors
+_TENSORS = 6  # the options that are tensors
 
 
 def attend(
@@ -66,16 +66,17 @@ def as_arguments(mask: Mask, options: Options) -> tuple[Any, ...]:
     seen = None if mask.blocks is None else mask.blocks.seen
     # A window that reaches every key is open after the checks.
     return (
-        seen, mask.ranges, mask.ids_q, mask.ids_k, options.s_aux, *mask.block_size,
+        seen, mask.ranges, mask.ids_q, mask.ids_k, mask.hidden, options.s_aux, *mask.block_size,
         options.scale, options.causal, *options.window_size,
     )  # fmt: skip
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: tuple[Any, ...]) -> AttentionCall:
-    seen, ranges, ids_q, ids_k, s_aux, block_q, block_k, softmax_scale, causal, left, right = arguments
+    seen, ranges, ids_q, ids_k, hidden, s_aux, block_q, block_k, softmax_scale, causal, left, right = arguments
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     blocks = None if seen is None else BlockMask(seen, (block_q, block_k))
-    options = Options(softmax_scale, causal, (left, right), s_aux=s_aux, mask=Mask(blocks, ranges, ids_q, ids_k))
+    mask = Mask(blocks, ranges, ids_q, ids_k, hidden)
+    options = Options(softmax_scale, causal, (left, right), s_aux=s_aux, mask=mask)
     return AttentionCall(q, k, v, options)
 
 

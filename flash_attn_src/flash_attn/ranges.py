@@ -20,6 +20,7 @@ def flash_attn_ranges_func(
     ids_q: torch.Tensor | None = None,
     ids_k: torch.Tensor | None = None,
     *,
+    hidden: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -35,6 +36,8 @@ def flash_attn_ranges_func(
     not behind its start is empty, and keys outside of the sequence do not exist.
     ids_q, ids_k: int32 (1 or batch, seqlen_q) and (1 or batch, seqlen_k). A query sees keys with its own id: documents,
     or packed sequences, in any order. ids_k is ids_q where it is left out and the lengths agree.
+    hidden: int32 (1 or batch, 1 or heads, seqlen_k, 2, 2), for each key two ranges of queries as [start, end), which do
+    not see it.
     block_mask: `flash_attn.sparse.BlockMask`, whose hidden blocks no query sees.
     A key is visible where all of these, causal and window_size show it. causal and window_size are aligned to the last
     query and the last key. s_aux: fp16, bf16 or fp32 (heads,), a sink of each query head, with a gradient.
@@ -55,6 +58,6 @@ def flash_attn_ranges_func(
         ids_k = ids_q
     if isinstance(ranges, torch.Tensor) and ranges.dim() == 4:  # the other range is empty
         ranges = torch.nn.functional.pad(ranges[..., None, :], (0, 0, 0, 1))
-    mask = Mask(block_mask, ranges, ids_q, ids_k)
+    mask = Mask(block_mask, ranges, ids_q, ids_k, hidden)
     options = Options(softmax_scale, causal, window_size, s_aux=s_aux)
     return attend(q, k, v, mask, options, return_lse=return_lse)

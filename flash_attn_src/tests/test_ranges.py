@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
+from flash_attn.flashmask import flashmask_attention
+from flash_attn.magi import flex_flash_attn_func
 from flash_attn.ranges import flash_attn_ranges_func
 from flash_attn.sparse import BlockMask
 
@@ -64,6 +67,10 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"sq": 150, "sk": 210, "window": (40, 9), "mask": lambda: {"ranges": _random_ranges(1, 1, 150, 210)}},
     "documents": {"sq": 300, "sk": 300, "causal": True, "mask": lambda: {"ids_q": _documents([64, 100, 3, 1, 132])}},
     "ids in any order": {"sq": 129, "sk": 193, "mask": lambda: _shuffled(129, 193)},
+    "hidden for each key": {
+        "sq": 200, "sk": 130, "heads": (4, 2), "mask": lambda: {"hidden": _random_ranges(1, 4, 130, 200)},
+    },
+    "hidden documents": {"sq": 260, "sk": 260, "causal": True, "mask": lambda: {"hidden": _prefix(260, 260, 0, 90)}},
     "nothing visible": {"sq": 70, "sk": 70, "mask": lambda: {"ranges": _random_ranges(1, 1, 70, 70) * 0}},
     "everything visible": {"sq": 130, "sk": 190, "mask": lambda: {"ranges": _prefix(130, 190, 190, 0)}},
     "one query": {"sq": 1, "sk": 300, "mask": lambda: {"ranges": _random_ranges(2, 2, 1, 300)}},
@@ -93,6 +100,9 @@ def _visible(mask: dict[str, Any], sq: int, sk: int, causal: bool, window: tuple
     if ranges is not None:
         pairs = ranges.reshape(*ranges.shape[:3], -1, 2)
         visible = visible & ((keys >= pairs[..., :1]) & (keys < pairs[..., 1:])).any(3)
+    if "hidden" in mask:
+        rows, pairs = torch.arange(sq, device=DEVICE)[:, None], mask["hidden"][:, :, None]
+        visible = visible & ~((rows[..., None] >= pairs[..., 0]) & (rows[..., None] < pairs[..., 1])).any(-1)
     if "ids_q" in mask:
         ids_k = mask.get("ids_k", mask["ids_q"])
         visible = visible & (mask["ids_q"][:, None, :, None] == ids_k[:, None, None])
@@ -139,3 +149,117 @@ def test_equals_dense_attention_with_the_mask(backend: str, case: str) -> None: 
         # A sum over rows, rounded at the end, as in test_sinks.
         tiny = 2.0 * torch.finfo(dtype).eps if name == "ds_aux" else 2e-5
         assert_close(name, ours, reference, rough=lowered, tiny=tiny)
+
+
+def _hidden_by_flashmask(bounds: torch.Tensor, sq: int, causal: bool) -> torch.Tensor:
+    """Which queries each key is hidden from, as FlashMask's documentation says: bool (batch, heads, sq, sk)."""
+    batch, heads, sk, count = bounds.shape
+    hidden = torch.zeros(batch, heads, sq, sk, dtype=torch.bool)
+    for b in range(batch):
+        for h in range(heads):
+            for key in range(sk):
+                lower, *others = bounds[b, h, key].tolist()
+                hidden[b, h, lower : others[0] if count == 4 or (causal and count == 2) else sq, key] = True
+                if not causal:
+                    upper = (0, others[0]) if count == 2 else (others[1], others[2])
+                    hidden[b, h, slice(*upper), key] = True
+    return hidden
+
+
+@pytest.mark.parametrize(("causal", "count"), [(True, 1), (True, 2), (False, 2), (False, 4)])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_flashmask(causal: bool, count: int, heads: int) -> None:
+    q, k, v = (_draw(2, 70, n, 16, dtype=FULL, seed=n) for n in (4, 2, 2))
+    bounds = _integers(0, 70, 2, heads, 70, count)
+    with backends.using(torch_backend):  # type: ignore[arg-type]
+        out, lse = flashmask_attention(q, k, v, bounds, causal=causal, return_softmax_lse=True)
+    visible = ~_hidden_by_flashmask(bounds.cpu(), 70, causal).to(DEVICE).repeat_interleave(4 // heads, 1)
+    wanted = _dense(q, k, v, visible & _visible({}, 70, 70, causal, (-1, -1)), None)
+    assert_close("out", out, wanted)
+    assert lse.shape == (2, 4, 70)
+
+
+def _seen_in_slices(slices: list[tuple[int, int, int, int, int]], total_q: int, total_k: int) -> torch.Tensor:
+    seen = torch.zeros(total_q, total_k, dtype=torch.bool)
+    for q_start, q_end, k_start, k_end, kind in slices:
+        part = torch.ones(q_end - q_start, k_end - k_start, dtype=torch.bool)
+        if kind & 1:
+            part = part.tril(part.shape[1] - part.shape[0])
+        if kind & 2:
+            part = part.triu()
+        seen[q_start:q_end, k_start:k_end] |= part
+    return seen
+
+
+SLICES = [
+    *[(0, 30, 0, 40, 1), (0, 30, 50, 60, 0), (0, 30, 45, 50, 0), (30, 64, 10, 70, 3), (64, 90, 5, 25, 2)],
+    *[(64, 90, 80, 90, 1), (100, 110, 3, 2 + 1, 0)],
+]
+
+
+def test_magi_slices() -> None:
+    q, k, v = (_draw(110, n, 16, dtype=FULL, seed=n).requires_grad_() for n in (4, 2, 2))
+    table = torch.tensor(SLICES, dtype=torch.int32, device=DEVICE)
+    arguments = (table[:, :2], table[:, 2:4], table[:, 4].contiguous())
+    with backends.using(torch_backend):  # type: ignore[arg-type]
+        out, lse = flex_flash_attn_func(q, k, v, *arguments)
+    seen = _seen_in_slices(SLICES, 110, 110).to(DEVICE)
+    wanted = _dense(q[None], k[None], v[None], seen, None)[0]
+    assert_close("out", out, wanted)
+    assert torch.equal(lse == -torch.inf, ~seen.any(1)[:, None].expand(110, 4))
+    with backends.using(torch_backend):  # type: ignore[arg-type]
+        got = torch.autograd.grad(out.square().sum(), (q, k, v))
+    for name, x, y in zip("qkv", got, torch.autograd.grad(wanted.square().sum(), (q, k, v)), strict=True):
+        assert_close(f"d{name}", x, y)
+    more = torch.cat([table, table.new_tensor([[0, 1, 100, 101, 0]])])
+    with pytest.raises(ValueError, match="query 0 has more than two separate ranges of keys"):
+        flex_flash_attn_func(q, k, v, more[:, :2], more[:, 2:4], more[:, 4].contiguous())
+
+
+def test_compiled() -> None:
+    def work(q: torch.Tensor, ids: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        return 2 * flash_attn_ranges_func(q, q, q, ids_q=ids * 2, causal=True, s_aux=sinks)
+
+    compiled = torch.compile(work, fullgraph=True, backend="aot_eager")
+    leaves = [_draw(2, 130, 2, 64, dtype=FULL).requires_grad_(), _draw(2, dtype=FULL).requires_grad_()]
+    for lengths in ([100, 30], [20, 50, 60]):
+        outs = [function(leaves[0], _documents(lengths), leaves[1]) for function in (work, compiled)]
+        gradients = [torch.autograd.grad(out.square().sum(), leaves) for out in outs]
+        torch.testing.assert_close(outs[0], outs[1])
+        torch.testing.assert_close(*gradients)
+
+
+Q, K = _draw(2, 13, 4, 16), _draw(2, 20, 2, 16)
+IDS = torch.zeros(1, 13, dtype=torch.int32, device=DEVICE)
+RANGES = torch.zeros(1, 1, 13, 2, 2, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: flash_attn_ranges_func(Q, K, K, RANGES.long()), "ranges: got torch.int64, wanted an int32 tensor"),
+        (
+            lambda: flash_attn_ranges_func(Q, K, K, RANGES[:, :, :5]),
+            "ranges: got shape (1, 1, 5, 2, 2), wanted (1 or 2, 1",
+        ),
+        (lambda: flash_attn_ranges_func(Q, K, K, RANGES.expand(3, 1, 13, 2, 2)), "ranges: got shape (3, 1, 13, 2, 2)"),
+        (lambda: flash_attn_ranges_func(Q, K, K, ids_q=IDS), "ids_k: got None, wanted int32 ids beside ids_q"),
+        (lambda: flash_attn_ranges_func(Q, K, K, None, IDS, IDS), "ids_k: got shape (1, 13), wanted (1 or 2, 20)"),
+        (lambda: flash_attn_ranges_func(Q, K, K, None, None, IDS), "ids_q: got None"),
+        (lambda: flash_attn_ranges_func(Q, K, K, hidden=RANGES), "hidden: got shape (1, 1, 13, 2, 2), wanted (1 or 2"),
+        (lambda: flash_attn_ranges_func(Q, K, K, RANGES.to("meta")), "ranges: got it on meta"),
+        (
+            lambda: flash_attn_ranges_func(Q, K, K, RANGES, block_mask=IDS),
+            "block_mask: got Tensor, wanted flash_attn.sp",
+        ),
+        (lambda: flash_attn_ranges_func(Q, K, K, RANGES, s_aux=Q[0, 0, :2, 0]), "s_aux: got shape (2,), wanted (4,)"),
+        (
+            lambda: flashmask_attention(Q, K, K, IDS[None, ..., None], causal=True, dropout=0.1),
+            "dropout: got 0.1, wanted",
+        ),
+        (lambda: flashmask_attention(Q, K, K, RANGES[..., :1, 0]), "got shape (1, 1, 13, 1), wanted 2 or 4 bounds"),
+    ],
+)
+def test_what_does_not_fit_is_named(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=re.escape(message)):
+        call()

@@ -45,6 +45,7 @@ LONG_SIGNATURES = {
     "fp8.py": {"flash_attn_fp8_func", "flash_attn_varlen_fp8_func"},
     "modules/block.py": {"__init__"},
     "modules/mha.py": {"__init__"},
+    "ranges.py": {"flash_attn_ranges_func"},
     "sdpa/aten.py": {"_backward", "_sdpa_backward"},
     "ops/fused_dense.py": {"__init__"},
     "ops/layer_norm.py": {"dropout_add_layer_norm_subset"},

@@ -131,6 +131,9 @@ typedef struct {
     const int32_t *mask_ids_q, *mask_ids_k; /* GPU memory, (batch, seqlen_q) and (batch, seqlen_k): a query sees the keys
                                    with its own id */
     int64_t mask_ids_q_batch_stride, mask_ids_k_batch_stride;
+    const int32_t *mask_hidden; /* GPU memory, (batch, heads, seqlen_k, 2, 2): two ranges of queries for each key, which
+                                   do not see it */
+    int64_t mask_hidden_batch_stride, mask_hidden_head_stride;
 } flash_attn_rocm_options;
 
 typedef struct {

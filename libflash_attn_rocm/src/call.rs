@@ -74,6 +74,8 @@ pub struct Options {
     mask_ranges_strides: [i64; 2],
     mask_ids: [u64; 2],
     mask_ids_strides: [i64; 2],
+    mask_hidden: u64,
+    mask_hidden_strides: [i64; 2],
 }
 
 /// `flash_attn_rocm_forward_call`.
@@ -287,6 +289,8 @@ impl Options {
             ranges_strides: sizes("mask_ranges strides", options.mask_ranges_strides)?,
             ids: options.mask_ids,
             ids_batch: sizes("mask_ids strides", options.mask_ids_strides)?,
+            hidden: options.mask_hidden,
+            hidden_strides: sizes("mask_hidden strides", options.mask_hidden_strides)?,
         };
         Ok(())
     }

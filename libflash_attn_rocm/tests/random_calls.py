@@ -217,9 +217,9 @@ class _Drawing:
         }  # fmt: skip
 
     def mask_in_memory(self, seqlen_q: int, seqlen_k: int) -> None:
-        """Blocks, ranges and ids, at least one of them."""
-        rng, parts = self.rng, self.rng.choice(("b", "r", "i", "br", "bi", "ri", "bri"))
-        blocks = ranges = ids_q = ids_k = None
+        """Blocks, ranges, ids and hidden queries, at least one of them."""
+        rng, parts = self.rng, self.rng.choice(("b", "r", "i", "h", "br", "bi", "ri", "bh", "ih", "brih"))
+        blocks = ranges = ids_q = ids_k = hidden = None
 
         def planes() -> tuple[int, int]:
             return rng.choice((1, self.batch)), rng.choice((1, self.heads))
@@ -245,7 +245,10 @@ class _Drawing:
             for name, ids in (("q", ids_q), ("k", ids_k)):
                 self.options[f"mask_ids_{name}"] = ids.data_ptr()
                 self.options[f"mask_ids_{name}_batch_stride"] = ids.stride(0) if ids.shape[0] > 1 else 0
-        self.scores["mask"] = Mask(blocks, ranges, ids_q, ids_k)
+        if "h" in parts:
+            hidden = self.tensor("hidden", *planes(), seqlen_k, 2, 2, dtype=torch.int32)
+            self.options |= {"mask_hidden": hidden.data_ptr(), **strides("mask_hidden", hidden)}
+        self.scores["mask"] = Mask(blocks, ranges, ids_q, ids_k, hidden)
 
     def cache(self) -> Drawn:
         """A call over a cache of keys and values, by kernels of a cache: few queries, chunks, a number of splits."""

@@ -20,3 +20,4 @@ pub const QUERY_IS_FP16: i32 = 65536;
 pub const BLOCKS: i32 = 1 << 17;
 pub const RANGES: i32 = 1 << 18;
 pub const IDS: i32 = 1 << 19;
+pub const HIDDEN: i32 = 1 << 20;

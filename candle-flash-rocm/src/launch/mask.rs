@@ -21,6 +21,10 @@ pub struct Mask {
     pub ids: [u64; 2],
     /// Elements from one sequence to the next of both `ids`.
     pub ids_batch: [usize; 2],
+    /// Device address of int32 `(batch, heads, seqlen_k, 2, 2)`: two ranges of queries for each key, which do not see it.
+    pub hidden: u64,
+    /// Strides of `hidden`.
+    pub hidden_strides: [usize; 2],
 }
 
 impl Mask {
@@ -28,11 +32,14 @@ impl Mask {
     pub(super) const BLOCK: usize = 64;
 
     pub(super) fn is_used(&self) -> bool {
-        self.blocks != 0 || self.ranges != 0 || self.ids != [0; 2]
+        self.blocks != 0 || self.ranges != 0 || self.ids != [0; 2] || self.hidden != 0
     }
 
     pub(super) fn flags(&self) -> i32 {
         let bit = |address: u64, bit: i32| if address == 0 { 0 } else { bit };
-        bit(self.blocks, flags::BLOCKS) | bit(self.ranges, flags::RANGES) | bit(self.ids[0], flags::IDS)
+        bit(self.blocks, flags::BLOCKS)
+            | bit(self.ranges, flags::RANGES)
+            | bit(self.ids[0], flags::IDS)
+            | bit(self.hidden, flags::HIDDEN)
     }
 }

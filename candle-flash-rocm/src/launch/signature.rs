@@ -34,7 +34,7 @@ names! {
     window_left window_right m_blocks n_blocks planes chunk lse_rows num_splits flags
     rotary_half places k_blocks q_blocks
     tiles tile_counts block_mask key_ranges ids_q ids_k lists_b lists_h list_length block_q block_k ranges_b ranges_h
-    ids_qb ids_kb block_m block_n lists by_keys
+    ids_qb ids_kb hidden_queries hidden_b hidden_h block_m block_n lists by_keys
 }
 
 /// The (batch, row, head) strides of a tensor.

@@ -10,8 +10,9 @@ const LISTS: &str = "sparse-lists-fp16-d64";
 
 /// Sequences and heads that have a mask of their own.
 fn planes(mask: &Mask, shape: &Shape) -> (usize, usize) {
-    let of_batch = [mask.blocks_strides[0], mask.ranges_strides[0], mask.ids_batch[0], mask.ids_batch[1]];
-    let of_heads = [mask.blocks_strides[1], mask.ranges_strides[1]];
+    let strides = [mask.blocks_strides, mask.ranges_strides, mask.hidden_strides];
+    let of_batch = [strides[0][0], strides[1][0], strides[2][0], mask.ids_batch[0], mask.ids_batch[1]];
+    let of_heads = strides.map(|[_, head]| head);
     let count = |strides: &[usize], all: usize| if strides.iter().any(|&stride| stride != 0) { all } else { 1 };
     (count(&of_batch, shape.batch), count(&of_heads, shape.heads))
 }
@@ -42,6 +43,7 @@ pub(super) fn plan_lists(
         (Name::key_ranges, mask.ranges),
         (Name::ids_q, mask.ids[0]),
         (Name::ids_k, mask.ids[1]),
+        (Name::hidden_queries, mask.hidden),
     ]);
     values.sizes(&[
         (Name::stride_sb, mask.blocks_strides[0]),
@@ -51,6 +53,8 @@ pub(super) fn plan_lists(
         (Name::ranges_h, mask.ranges_strides[1]),
         (Name::ids_qb, mask.ids_batch[0]),
         (Name::ids_kb, mask.ids_batch[1]),
+        (Name::hidden_b, mask.hidden_strides[0]),
+        (Name::hidden_h, mask.hidden_strides[1]),
         (Name::block_q, block_q),
         (Name::block_k, block_k),
         (Name::list_length, longest + 1),

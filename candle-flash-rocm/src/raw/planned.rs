@@ -105,7 +105,17 @@ fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
         is_fp8: _,
         descales: [q_descale, k_descale, v_descale],
         mask:
-            Mask { blocks, blocks_strides: _, block_size: _, ranges, ranges_strides: _, ids: [ids_q, ids_k], ids_batch: _ },
+            Mask {
+                blocks,
+                blocks_strides: _,
+                block_size: _,
+                ranges,
+                ranges_strides: _,
+                ids: [ids_q, ids_k],
+                ids_batch: _,
+                hidden,
+                hidden_strides: _,
+            },
     } = options;
     [
         numbers("alibi_slopes", alibi_slopes),
@@ -123,6 +133,7 @@ fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
         numbers("mask_ranges", ranges),
         numbers("mask_ids_q", ids_q),
         numbers("mask_ids_k", ids_k),
+        numbers("mask_hidden", hidden),
     ]
     .into_iter()
 }

@@ -84,6 +84,7 @@ def _score_gradients(
         q.base,
         q.base,
         q.base,
+        q.base,
     )
     b_s, _ = modified(b_s, scores, bounds, pos_m, pos_n, ScoreMod("bias", 0, USE_ANCHOR_DOT))
     b_s += load_bias(scores, bounds, first_row, offs_m[:, None], pos_n, USE_ANCHOR_DOT)

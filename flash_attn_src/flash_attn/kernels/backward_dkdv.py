@@ -108,7 +108,7 @@ def _dkdv_block(
 def attn_bwd_dkdv(
     q, k, v, dout, lse, delta, dk, dv,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, norms,
-    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k,
+    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k, hidden_queries,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
@@ -117,7 +117,7 @@ def attn_bwd_dkdv(
     nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
     n_blocks, planes, chunk, flags,
     stride_sb, stride_sh, stride_sm, lists_b, lists_h, list_length, block_q, block_k,
-    ranges_b, ranges_h, ids_qb, ids_kb,
+    ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
@@ -223,7 +223,7 @@ def attn_bwd_dkdv(
                 p_lost_head += (planes // heads).to(tl.int64) * stride_lb
             plane = batch * nheads + head
             p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
-            p_ranges, p_ids_q, p_ids_k = q, q, q
+            p_ranges, p_ids_q, p_ids_k, p_hidden = q, q, q, q
             if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
                 p_bias = bias if SCORE_MOD == "bias" else block_mask
                 bias_offset = batch64 * stride_sb + head * stride_sh.to(tl.int64)
@@ -231,8 +231,19 @@ def attn_bwd_dkdv(
             p_tiles = tiles
             if SCORE_MOD == "blocks":
                 mask_q, mask_k = block_q, block_k
-                p_ranges, p_ids_q, p_ids_k = mask_parts(
-                    key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head
+                p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
+                    key_ranges,
+                    ids_q,
+                    ids_k,
+                    hidden_queries,
+                    ranges_b,
+                    ranges_h,
+                    ids_qb,
+                    ids_kb,
+                    hidden_b,
+                    hidden_h,
+                    batch64,
+                    head,
                 )
                 row = batch64 * lists_b + head * lists_h.to(tl.int64) + n_block
                 p_tiles += row * list_length
@@ -241,7 +252,7 @@ def attn_bwd_dkdv(
             slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
             scores = Scores(
                 scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags,
-                mask_q, mask_k, p_ranges, p_ids_q, p_ids_k,
+                mask_q, mask_k, p_ranges, p_ids_q, p_ids_k, p_hidden,
             )  # fmt: skip
             rows_q = Rows(p_q_head, stride_qm, sq, head_dim, offs_d, offs_t)
             rows_do = Rows(p_do_head, stride_gm, sq, head_dim_v, offs_vd, offs_vt)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import HAS_BLOCKS, HAS_IDS, HAS_RANGES
+from flash_attn.kernels.common import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES
 
 
 @triton.jit
@@ -36,19 +36,23 @@ def listed(tiles, i, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def mask_parts(key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head):
+def mask_parts(
+    key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h, batch64, head
+):  # fmt: skip
     """The pointers of a head to the parts of a mask that are no blocks. Strides are in elements.
 
     key_ranges: int32 (batch, nheads, seqlen_q, 2, 2), two ranges of keys for each query: the first key, and the key
     behind the last one. ids_q (batch, seqlen_q), ids_k (batch, seqlen_k): int32, a query sees keys with its id.
+    hidden_queries: int32 (batch, nheads, seqlen_k, 2, 2), two ranges of queries for each key, which do not see it.
     """
     p_ranges = key_ranges + (batch64 * ranges_b + head * ranges_h.to(tl.int64))
-    return p_ranges, ids_q + batch64 * ids_qb, ids_k + batch64 * ids_kb
+    p_hidden = hidden_queries + (batch64 * hidden_b + head * hidden_h.to(tl.int64))
+    return p_ranges, ids_q + batch64 * ids_qb, ids_k + batch64 * ids_kb, p_hidden
 
 
 @triton.jit
 def load_ranges(p_ranges, rows):
-    """The two ranges of keys of the queries `rows`: first key and end of the one, first key and end of the other."""
+    """The two ranges of the queries, or keys, `rows`: start and end of the one, start and end of the other."""
     p_row = p_ranges + rows * 4
     return tl.load(p_row), tl.load(p_row + 1), tl.load(p_row + 2), tl.load(p_row + 3)
 
@@ -75,4 +79,8 @@ def hide_unseen(x, fill, rows, cols, block_rows, block_cols, bounds, scores):
         b_id_q = tl.load(scores.ids_q + tl.minimum(rows, last_row))
         b_id_k = tl.load(scores.ids_k + tl.minimum(cols, last_col))
         x = tl.where(b_id_q == b_id_k, x, fill)
+    if scores.flags & HAS_HIDDEN:
+        start, end, other_start, other_end = load_ranges(scores.hidden_queries, tl.minimum(cols, last_col))
+        inside = ((rows >= start) & (rows < end)) | ((rows >= other_start) & (rows < other_end))
+        x = tl.where(inside, fill, x)
     return x

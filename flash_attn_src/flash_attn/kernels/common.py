@@ -24,6 +24,7 @@ QUERY_IS_FP16 = tl.constexpr(flags.QUERY_IS_FP16)
 HAS_BLOCKS = tl.constexpr(flags.HAS_BLOCKS)
 HAS_RANGES = tl.constexpr(flags.HAS_RANGES)
 HAS_IDS = tl.constexpr(flags.HAS_IDS)
+HAS_HIDDEN = tl.constexpr(flags.HAS_HIDDEN)
 PACKED_BLOCKS = tl.constexpr(flags.PACKED_BLOCKS)
 CHUNK_BITS = tl.constexpr(flags.CHUNK_BITS)
 CHUNK_MASK = tl.constexpr(flags.CHUNK_MASK)
@@ -44,7 +45,7 @@ RUNTIME_ARGUMENTS = (
     "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "head_dim_v", "window_left",
     "window_right", "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
     "lists", "lists_b", "lists_h", "list_length", "block_m", "block_n", "block_q", "block_k", "by_keys",
-    "ranges_b", "ranges_h", "ids_qb", "ids_kb",
+    "ranges_b", "ranges_h", "ids_qb", "ids_kb", "hidden_b", "hidden_h",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv", "s") for axis in "bmnh"),
 )  # fmt: skip

@@ -19,10 +19,12 @@ SINKS_LIKE_OUT = 8192
 # The bias of the scores is fp32. Without it the bias has the element type of q.
 BIAS_IS_FP32 = 16384
 
-# Which parts the mask of a kernel of kind `blocks` has: a block mask, ranges of keys for each query, ids.
+# Which parts the mask of a kernel of kind `blocks` has: a block mask, ranges of keys for each query, ids,
+# ranges of hidden queries for each key.
 HAS_BLOCKS = 1 << 17
 HAS_RANGES = 1 << 18
 HAS_IDS = 1 << 19
+HAS_HIDDEN = 1 << 20
 
 # The cache is FP8 and the queries have 16 bits. Without this flag the queries are FP8, too.
 QUERY_HAS_16_BITS = 32768

@@ -194,14 +194,14 @@ def _attend_block(
 def attn_fwd(
     q, k, v, out, lse,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table, sinks, bias,
-    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k,
+    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k, hidden_queries,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     stride_sb, stride_sh, stride_sm, lists_b, lists_h, list_length, block_q, block_k,
-    ranges_b, ranges_h, ids_qb, ids_kb,
+    ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
     PAGE_MODE: tl.constexpr, NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
@@ -226,7 +226,7 @@ def attn_fwd(
     Kind `blocks`: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes, with the
     strides of a bias; block_k is a multiple of BLOCK_N. tiles, int32: the lists of `blocks` for each block of BLOCK_M
     queries, list_length tiles each; lists_b and lists_h: lists from a batch entry and from a head to the next one.
-    tile_counts: see `blocks.listed_bounds`. key_ranges, ids_q, ids_k with their strides: see `blocks.mask_parts`.
+    tile_counts: see `blocks.listed_bounds`. key_ranges, ids_q, ids_k, hidden_queries: see `blocks.mask_parts`.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
@@ -286,18 +286,29 @@ def attn_fwd(
     slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
 
     p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
-    p_ranges, p_ids_q, p_ids_k = q, q, q
+    p_ranges, p_ids_q, p_ids_k, p_hidden = q, q, q, q
     if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
         p_bias = bias if SCORE_MOD == "bias" else block_mask
         bias_offset, bias_stride = batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
     if SCORE_MOD == "blocks":
         mask_q, mask_k = block_q, block_k
-        p_ranges, p_ids_q, p_ids_k = mask_parts(
-            key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head
+        p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
+            key_ranges,
+            ids_q,
+            ids_k,
+            hidden_queries,
+            ranges_b,
+            ranges_h,
+            ids_qb,
+            ids_kb,
+            hidden_b,
+            hidden_h,
+            batch64,
+            head,
         )
     scores = Scores(
         scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags, mask_q, mask_k,
-        p_ranges, p_ids_q, p_ids_k,
+        p_ranges, p_ids_q, p_ids_k, p_hidden,
     )  # fmt: skip
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]

@@ -138,7 +138,7 @@ def fp8_fwd(
     offs_k = clamped_columns(head_dim, VEC, BLOCK_D)  # [BLOCK_D]
     rows_k = Rows(p_k, stride_kn, sk, head_dim, offs_k, offs_k)
     rows_v = Rows(p_v, stride_vd, sk, head_dim, offs_k, offs_k)  # a row of v is a column of its head
-    scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, q, batch64, stride_ab, flags, 1, 1, q, q, q)
+    scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, q, batch64, stride_ab, flags, 1, 1, q, q, q, q)
     b_q = load_tile(p_q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     b_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)  # [BLOCK_M, BLOCK_D]
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]

@@ -93,7 +93,7 @@ class Scores(NamedTuple):
     slope: of ALiBi. plane: the number of the head in the batch, for dropout. bias: points at the tensor; bias_offset:
     elements to the head's first row, int64; bias_stride: elements from a row to the next one. flags: of the kernel.
     block_q, block_k: the queries and keys of an element of a block mask, which takes the place of the bias. key_ranges,
-    ids_q, ids_k: point at the first query or key of the head: see `blocks`.
+    ids_q, ids_k, hidden_queries: point at the first query or key of the head: see `blocks`.
     """
 
     scale: Any
@@ -111,6 +111,7 @@ class Scores(NamedTuple):
     key_ranges: Any
     ids_q: Any
     ids_k: Any
+    hidden_queries: Any
 
 
 class ScoreMod(NamedTuple):

@@ -22,12 +22,12 @@ from flash_attn.kernels.operation import (
 from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
 
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
-_MASK = "tiles tile_counts key_ranges ids_q ids_k"
+_MASK = "tiles tile_counts key_ranges ids_q ids_k hidden_queries"
 _BLOCKS = {"*i32": f"{_LENGTHS} {_MASK}", "*u8": "block_mask"}
 _MASKED = ("bias", "blocks")
 _LISTS = (
     *_MASK.split(), "block_mask", "lists_b", "lists_h", "list_length", "block_q", "block_k",
-    "ranges_b", "ranges_h", "ids_qb", "ids_kb",
+    "ranges_b", "ranges_h", "ids_qb", "ids_kb", "hidden_b", "hidden_h",
 )  # fmt: skip
 _BIAS = {
     "bias": ("bias",), "stride_sb": _MASKED, "stride_sh": _MASKED, "stride_sm": _MASKED,

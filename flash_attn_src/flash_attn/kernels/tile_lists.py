@@ -11,7 +11,7 @@ import triton.language as tl
 
 from flash_attn.kernels import operation
 from flash_attn.kernels.blocks import load_ranges, mask_parts
-from flash_attn.kernels.common import HAS_BLOCKS, HAS_IDS, HAS_RANGES, RUNTIME_ARGUMENTS
+from flash_attn.kernels.common import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES, RUNTIME_ARGUMENTS
 
 # No block of a mask begins or ends inside of so many queries or keys, counted from a multiple of it.
 _PIECE = tl.constexpr(operation.SPARSE_BLOCK)
@@ -44,7 +44,7 @@ def _in_blocks(
 @triton.jit
 def _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, has_ranges, real):
     """(whether a query of each tile has a range that meets its keys, whether every query has one that holds them all),
-    int1 [TILES] both."""
+    int1 [TILES] both. True where there are no ranges. Queries and keys may change places."""
     first_n, last_n = first_n[:, None], last_n[:, None]  # [TILES, 1] both
     offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
     whole = first_n + offs >= 0  # [TILES, _STEP]
@@ -83,11 +83,11 @@ def _sums_before(x, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def list_tiles(
-    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k,
+    tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k, hidden_queries,
     stride_sb, stride_sh, stride_sm,
     nheads, seqlen_q, seqlen_k, window_left, window_right,
     block_m, block_n, lists, list_length, by_keys, flags, block_q, block_k,
-    ranges_b, ranges_h, ids_qb, ids_kb,
+    ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: one of the `lists` lists of a plane. Grid: lists * planes, a plane is a head of a batch entry.
@@ -102,9 +102,10 @@ def list_tiles(
     outer, plane = pid % lists, pid // lists
     batch64, head64 = (plane // nheads).to(tl.int64), (plane % nheads).to(tl.int64)
     p_seen = block_mask + (batch64 * stride_sb + head64 * stride_sh)
-    p_ranges, p_ids_q, p_ids_k = mask_parts(
-        key_ranges, ids_q, ids_k, ranges_b, ranges_h, ids_qb, ids_kb, batch64, head64
-    )
+    p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
+        key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
+        batch64, head64,
+    )  # fmt: skip
     p_tiles = tiles + pid.to(tl.int64) * list_length
     shift, most = seqlen_k - seqlen_q, list_length - 1
     counted = 0
@@ -130,6 +131,9 @@ def list_tiles(
                 p_ranges, first_m, last_m, first_n, last_n, block_m, (flags & HAS_RANGES) != 0, real
             )
             some, whole = some & b_some, whole & b_whole
+            has_hidden = (flags & HAS_HIDDEN) != 0
+            b_some, b_whole = _in_ranges(p_hidden, first_n, last_n, first_m, last_m, block_n, has_hidden, real)
+            some, whole = some & ((b_whole & has_hidden) == 0), whole & ((b_some & has_hidden) == 0)
             has_ids = (flags & HAS_IDS) != 0
             low_q, high_q = _extrema(p_ids_q, first_m, last_m, block_m, has_ids, real)  # [BLOCK_N] both
             low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, has_ids, real)  # [BLOCK_N] both

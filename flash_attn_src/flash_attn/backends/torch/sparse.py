@@ -107,11 +107,15 @@ def _visible(call: AttentionCall, mask: Mask, entry: int, head: int, queries: sl
         return of_entry(x)[head if x.shape[1] > 1 else 0]
 
     if mask.blocks is not None:
-        rows, cols = mask.blocks.block_size
-        seen &= of_head(mask.blocks.seen)[queries.start // rows].repeat_interleave(cols)[:seqlen_k]
+        block_q, cols = mask.blocks.block_size
+        seen &= of_head(mask.blocks.seen)[queries.start // block_q].repeat_interleave(cols)[:seqlen_k]
     if mask.ranges is not None:
         ranges = of_head(mask.ranges)[queries, :, :, None]  # (queries, 2, 2, 1)
         seen &= ((keys >= ranges[:, :, 0]) & (keys < ranges[:, :, 1])).any(1)
+    if mask.hidden is not None:
+        of_keys = of_head(mask.hidden)  # (seqlen_k, 2, 2)
+        rows = torch.arange(queries.start, queries.stop, device=device)[:, None, None]
+        seen &= ~((rows >= of_keys[..., 0]) & (rows < of_keys[..., 1])).any(-1)
     if mask.ids_q is not None and mask.ids_k is not None:
         seen &= of_entry(mask.ids_q)[queries, None] == of_entry(mask.ids_k)
     return seen

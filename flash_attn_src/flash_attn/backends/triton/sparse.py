@@ -7,7 +7,7 @@ import torch
 from flash_attn.backends.triton.inputs import window_of
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall
-from flash_attn.kernels.flags import HAS_BLOCKS, HAS_IDS, HAS_RANGES
+from flash_attn.kernels.flags import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES
 from flash_attn.runtime.arguments import Value
 from flash_attn.runtime.protocol import launch
 
@@ -23,7 +23,9 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
     assert mask is not None
     batch, heads = mask.planes
     seen = None if mask.blocks is None else mask.blocks.seen.contiguous().view(torch.uint8)
-    ranges, ids_q, ids_k = (None if x is None else x.contiguous() for x in (mask.ranges, mask.ids_q, mask.ids_k))
+    ranges, ids_q, ids_k, hidden = (
+        None if x is None else x.contiguous() for x in (mask.ranges, mask.ids_q, mask.ids_k, mask.hidden)
+    )
     rows, cols = -(-call.longest_q // block_m), -(-call.longest_k // block_n)
     lists, longest = (cols, rows) if by_keys else (rows, cols)
     left, right = window_of(call)
@@ -31,8 +33,10 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
         (HAS_BLOCKS if seen is not None else 0)
         | (HAS_RANGES if ranges is not None else 0)
         | (HAS_IDS if ids_q is not None else 0)
+        | (HAS_HIDDEN if hidden is not None else 0)
     )
     (stride_sb, stride_sh), (ranges_b, ranges_h) = _strides(seen, 2), _strides(ranges, 2)
+    hidden_b, hidden_h = _strides(hidden, 2)
     values: dict[str, Value] = {
         "tiles": torch.empty((batch, heads, lists, longest + 1), dtype=torch.int32, device=call.q.device),
         "tile_counts": torch.empty((batch, heads, lists, 2), dtype=torch.int32, device=call.q.device),
@@ -40,6 +44,7 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
         "stride_sb": stride_sb, "stride_sh": stride_sh, "stride_sm": 0 if seen is None else seen.shape[-1],
         "block_q": mask.block_size[0], "block_k": mask.block_size[1], "ranges_b": ranges_b, "ranges_h": ranges_h,
         "ids_qb": _strides(ids_q, 1)[0], "ids_kb": _strides(ids_k, 1)[0],
+        "hidden_queries": hidden, "hidden_b": hidden_b, "hidden_h": hidden_h,
     }  # fmt: skip
     launch(
         find_one("sparse-lists", call.q.get_device(), torch.float16, 64),
