@@ -281,12 +281,7 @@ def test_build_runs_the_stages_in_order(
         "launcher",
         "assemble",
         "repair",
-        "interface",
-        "interface",
-        "interface",
-        "interface",
-        "interface",
-        "interface",
+        *["interface"] * 7,
         "verify",
     ]
     targets = ("gfx90a", "gfx942")
