@@ -80,19 +80,21 @@ def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: tuple[An
     return AttentionCall(q, k, v, options)
 
 
-def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, softmax_lse)."""
-    call = _call(q, k, v, arguments)
-    call.out = new_out(call.q, call.v)
-    result = backends.select(q).forward(call)
+def _compute(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse). Where call.out is None, out has the strides of q if the head dims agree."""
+    result = backends.select(call.q).forward(call)
     return result.out, result.softmax_lse
 
 
-_forward = torch.library.custom_op(
+@torch.library.custom_op(
     "flash_attn::_masked_forward",
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
-)(_compute)
+)
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _call(q, k, v, arguments)
+    call.out = new_out(call.q, call.v)  # as the fake has it
+    return _compute(call)
 
 
 @_forward.register_fake
@@ -172,7 +174,8 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output = _compute(*inputs)
+        q, k, v, *arguments = inputs
+        output = _compute(_call(q, k, v, tuple(arguments)))
         _keep(ctx, inputs, output)
         return output
 

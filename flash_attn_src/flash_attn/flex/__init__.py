@@ -10,7 +10,9 @@
 terms.py        a score_mod or mask_mod as a term, by one run of it
 values.py       the values of a term, on the device
 scores.py       what a term does to a score
-bounds.py       what a term hides, as ranges of keys, ids and blocks
+edges.py        a mask as a value: edges of ranges of keys, ids and blocks
+bounds.py       reads a mask from a term
+distances.py    windows, causal masks and ALiBi: what depends on the distance of query and key
 request.py      the traced functions of a call
 masks.py        the bounds of a mask at a call
 plan.py         the calls that serve it

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flash_attn.block_mask import BlockMask
-from flash_attn.flex.bounds import Edge, Extreme, Quotient, UnboundedError
+from flash_attn.flex.edges import Edge, Extreme, Quotient, UnboundedError
 from flash_attn.flex.request import Places, Request
 from flash_attn.flex.values import values
 from flash_attn.kernels.operation import SPARSE_BLOCK

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flash_attn.flex.bounds import UnboundedError, is_causal, is_of_distance, slopes_of, window_of
+from flash_attn.flex.distances import is_causal, is_of_distance, slopes_of, window_of
+from flash_attn.flex.edges import UnboundedError
 from flash_attn.flex.masks import Masked, is_shown_by_lists, masked
 from flash_attn.flex.request import Request
 from flash_attn.flex.scores import ADD, SUBTRACT

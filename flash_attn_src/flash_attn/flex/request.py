@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from flash_attn.flex import scores, terms
-from flash_attn.flex.bounds import Bounds, UnboundedError, bounds_of
+from flash_attn.flex.bounds import bounds_of
+from flash_attn.flex.edges import Bounds, UnboundedError
 from flash_attn.flex.scores import ADD, HIDE, SUBTRACT, Score
 from flash_attn.flex.terms import Term
 from flash_attn.flex.values import AXES, values
