@@ -8,9 +8,10 @@ from flash_attn.kernels.variants import Variant
 
 from amdgpu_simulator import gpu, measure
 from rocm_wheels.compile import codeobject, sources
-from rocm_wheels.compile.check import reserve, stage
+from rocm_wheels.compile.check import prologue, reserve, stage
 from rocm_wheels.errors import CompileFailed
 
+BEGIN = "".join(f"{code}\n\t" for code in prologue.SEQUENCE)
 KERNEL = """\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"
 {name}:
 {code}
@@ -38,8 +39,8 @@ def text(code: str, target: str, reserved: int, *, accumulators: int = 0, items:
         ("gfx942", "v_accvgpr_write_b32 a9, v3", 400, 148, 158),
         ("gfx908", "v_accvgpr_write_b32 a9, v3", 100, 0, 10),
         ("gfx1201", "global_load_b128 v[4:7], v2, s[2:3]", 241, 0, 8),
-        ("gfx1250", "v_mov_b32_e32 v64 /*v320*/, v3", 513, 0, 321),
-        ("gfx1250", "v_mov_b32_e32 v64 /*v320*/, v3", 321, 0, 321),
+        ("gfx1250", f"{BEGIN}v_mov_b32_e32 v64 /*v320*/, v3", 513, 0, 321),
+        ("gfx1250", f"{BEGIN}v_mov_b32_e32 v64 /*v320*/, v3", 321, 0, 321),
         ("gfx1201", "s_nop 0", 16, 0, 1),
     ],
 )

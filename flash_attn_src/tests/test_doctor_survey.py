@@ -54,7 +54,7 @@ def test_missing_files_of_a_wheel_are_reported(tmp_path: Path) -> None:
     assert list(survey.lacking(BuildInfo(), tmp_path)) == []
     for target in BUILD.targets:
         with zipfile.ZipFile(tmp_path / f"_kernels/{target}.zip", "w") as archive:
-            archive.writestr("manifest.json", json.dumps({"format": store.FORMAT, "kernels": {}}))
+            archive.writestr("manifest.json", json.dumps({"format": store.FORMAT, "kernels": {}, "signatures": []}))
     (tmp_path / "_launcher.abi3.so").touch()
     assert list(survey.lacking(BUILD, tmp_path)) == []
     assert list(survey.lacking(replace(BUILD, backend="ck"), tmp_path)) == ["_ck_planner.so"]

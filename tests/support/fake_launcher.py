@@ -9,7 +9,7 @@ import re
 import struct
 from typing import Any, ClassVar
 
-MAX_PARAMS, MAX_STRUCTURE, MAX_THREADS = 64, 4096, 1024
+MAX_PARAMS, MAX_STRUCTURE, MAX_THREADS = 128, 4096, 1024
 _LEADING = ("device", "stream", "grid_x", "grid_y", "grid_z")
 _FORMS = {"P": "<Q", "i": "<i", "I": "<q", "f": "<f", "d": "<d"}
 _WANTED = {

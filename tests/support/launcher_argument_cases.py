@@ -81,7 +81,7 @@ def packs_any_mix_as_struct_does(bench: Bench) -> None:
         "f": lambda: source.uniform(-1e6, 1e6),
         "d": lambda: source.uniform(-1e300, 1e300),
     }
-    for length in [*range(65), *range(64, 0, -7)]:
+    for length in [*range(129), *range(128, 0, -7)]:
         nulls = source.randrange(min(length, 3) + 1)
         letters = "".join(source.choice("PiIfd") for _ in range(length - nulls))
         values = tuple(make[letter]() for letter in letters)
@@ -193,7 +193,7 @@ def refuses_impossible_kernels(bench: Bench) -> None:
         ("params", "Pq", ValueError, "letter 1"),
         ("params", "P\0", ValueError, "letter 1"),
         ("params", "0P", ValueError, "before letter 1"),
-        ("params", "P" * 65, ValueError, "65 params, at most 64"),
+        ("params", "P" * 129, ValueError, "129 params, at most 128"),
         *(("params", text, ValueError, "number of bytes") for text in ("B", "B0", "B-8", "B+8", "B8P", "B4097", "B 8")),
         ("params", "K0", ValueError, "K wants a number of bytes"),
         ("params", b"P", TypeError, "str"),
@@ -232,7 +232,7 @@ def is_as_strict_as_the_fake(bench: Bench) -> None:
     kernels = [
         (b"", "entry", "i", 0, 64, "name"), (b"i", "", "i", 0, 64, "name"), (b"i", "entry", "i", 0, 64, ""),
         (b"i", "entry", "i", 0, 0, "name"), (b"i", "entry", "i", 0, 1025, "name"), (b"i", "entry", "i", -1, 64, "name"),
-        *((b"i", "entry", params, 0, 64, "name") for params in ("B", "B0", "K4097", "B8x", "x", "i0i", "i" * 65)),
+        *((b"i", "entry", params, 0, 64, "name") for params in ("B", "B0", "K4097", "B8x", "x", "i0i", "i" * 129)),
     ]  # fmt: skip
     for given in kernels:
         equal(_refused(bench.launcher.Kernel, *given), _refused(_Fake, *given))

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum {
-    MAX_PARAMS = 64,
+    MAX_PARAMS = 128,
     MAX_STRUCTURE = 4096, /* bytes of all arguments of a kernel, in both drivers */
     MAX_THREADS = 1024
 };
