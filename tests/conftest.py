@@ -45,13 +45,17 @@ def cell() -> Cell:
 
 @pytest.fixture(scope="session")
 def c_library() -> Path:
-    """`libflash_attn_rocm.so`, with the examples beside it, made by make."""
+    """`libflash_attn_rocm.so`, with the examples beside it, made by make. Processes of tests run it in turn."""
     if shutil.which("cargo") is None:
         tools.missing("no cargo on PATH: install Rust from https://rustup.rs")
     command = ["make", "--silent", "-C", str(ROOT / "libflash_attn_rocm"), "all", "examples"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    folder = ROOT / "libflash_attn_rocm/build"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return ROOT / "libflash_attn_rocm/build/libflash_attn_rocm.so"
+    return folder / "libflash_attn_rocm.so"
 
 
 @pytest.fixture(scope="session")

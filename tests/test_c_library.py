@@ -303,7 +303,8 @@ def test_a_struct_grows_at_its_end(library: Library, opened: Any, kind: str) -> 
 
 def test_options_grow_at_their_end(library: Library, opened: Any) -> None:
     ffi = library.ffi
-    options = library.call("forward", {**fields("forward"), "options": {"softcap": 5.0}}).options
+    owner = library.call("forward", {**fields("forward"), "options": {"softcap": 5.0}})  # its options live as long
+    options = owner.options
     whole = ffi.sizeof(options[0])
     for size, last, status in ((8, 0, 0), (16, 0, 3), (whole, 0, 3), (whole + 16, 0, 3), (whole + 16, 1, 1)):
         call, kept = library.call("forward", fields("forward")), grown(library, options, size, last)
