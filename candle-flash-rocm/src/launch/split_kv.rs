@@ -80,7 +80,7 @@ impl<'a> Cache<'a> {
     ///
     /// # Errors
     ///
-    /// If no kernel serves the call, by the name of what it asks for.
+    /// If no kernel serves the call. The error names the option that no kernel has.
     pub fn needed(call: &'a Forward) -> Result<Self> {
         let shape = &call.shape;
         let used = shape.options.of_a_cache().into_iter().find(|(_, is_used)| *is_used);
@@ -162,7 +162,7 @@ fn splits(programs: usize, blocks: usize, units: usize, rows: usize) -> usize {
     best
 }
 
-/// Names of FP8 formats, of which a store has the one of its GPU.
+/// Names of FP8 formats. A store has kernels for the format of its GPU.
 const FP8: [&str; 2] = ["fp8e4nv", "fp8e4b8"];
 
 /// The kernel for this number of rows per key head, and the rows and keys of its tile.

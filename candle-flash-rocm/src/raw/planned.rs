@@ -21,8 +21,8 @@ fn stand_in(base: u64, place: usize) -> u64 {
 /// The place of the scratch memory; the addresses of a call follow.
 const SCRATCH: usize = 0;
 
-/// Bytes of which addresses are multiples: rows that kernels read in pieces of 16 bytes, and single numbers of 64, 32 and
-/// at least 16 bits.
+/// Alignment of addresses, in bytes: rows, which kernels read in pieces of 16 bytes, and single numbers of 64, 32 and 16
+/// bits.
 const ROWS: u64 = 16;
 const WORDS: u64 = 8;
 const NUMBERS: u64 = 4;
