@@ -273,6 +273,20 @@ def test_a_learned_bias_has_its_gradient() -> None:
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("filler", [-1, 3, 77])
+def test_an_index_of_no_block_within_the_counts_is_not_seen(filler: int) -> None:
+    """On a GPU an index out of bounds would end the process."""
+    indices = torch.tensor([[[[0, filler], [filler, 1], [1, 2]]]], dtype=torch.int32, device=DEVICE)
+    counts = torch.full((1, 1, 3), 2, dtype=torch.int32, device=DEVICE)
+    mask = BlockMask.from_kv_blocks(counts, indices, mask_mod=_causal, seq_lengths=(N, N), compute_q_blocks=False)
+    leaves = [x.detach() for x in _draw(torch.float32)]
+    seen = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool, device=DEVICE)
+    shown = lambda b, h, q, kv: _causal(b, h, q, kv) & seen[q // 128, kv // 128]  # noqa: E731
+    with use_for_flex():
+        out = flex_attention(*leaves, block_mask=mask)
+    torch.testing.assert_close(out, _definition(*leaves, None, shown)[0])
+
+
 def _of_documents(documents: torch.Tensor) -> tuple[Function, BlockMask]:
     """A mask whose function is asked in every block, so that it may change."""
     mask_mod = lambda b, h, q, kv: documents[q] == documents[kv]  # noqa: E731

@@ -73,12 +73,13 @@ class Request:
         return partial, self._blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
 
     def _blocks(self, counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """The blocks that lists name: bool. What stands behind the counts is not read."""
+        """The blocks that lists name: bool. An index behind the counts, or of no block, is not seen."""
         q_blocks, k_blocks = (-(-n // size) for n, size in zip(self.sizes[2:], self.block_size, strict=True))
         counts, indices = counts[..., :q_blocks], indices[..., :q_blocks, :]
         is_listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+        is_block = is_listed & (indices >= 0) & (indices < k_blocks)
         seen = torch.zeros((*counts.shape, k_blocks + 1), dtype=torch.bool, device=indices.device)
-        return seen.scatter_(-1, torch.where(is_listed, indices, k_blocks).long(), is_listed)[..., :k_blocks]
+        return seen.scatter_(-1, torch.where(is_block, indices, k_blocks).long(), value=True)[..., :k_blocks]
 
     def places(self, start: int = 0, stop: int | None = None) -> Places:
         """The places of queries [start, stop) and of all else."""
