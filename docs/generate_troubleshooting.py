@@ -67,7 +67,7 @@ The doctor prints each command below for your machine. Here `TORCH` stands for t
 your GPU, system and Python ([README](../README.md#install) has the common line), `GPU` for your GPU's target, and
 `VALUE`, `INDEX`, `FAMILY` and `TRITON` for what else depends on the machine. The paths are those of ComfyUI's portable
 Python. No AMD GPU was there when this was written: the doctor is tested with made-up machines. What is known of GPUs
-and of the newest stacks is in [hardware.md](hardware.md).
+and of the newest stacks is in [gpus.md](gpus.md#what-is-special-about-it).
 
 <!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/diagnosis/troubles.py -->
 

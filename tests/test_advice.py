@@ -156,7 +156,7 @@ def test_the_pages_install_what_the_adviser_recommends() -> None:
     lines = []
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         lines += [(path.name, line) for line in _ON_PAGES.findall(path.read_text(encoding="utf-8"))]
-    assert {page for page, _ in lines} >= {"README.md", "windows.md", "comfyui.md", "strix-halo.md"}
+    assert {page for page, _ in lines} >= {"README.md", "windows.md", "comfyui.md", "gpus.md"}
     for page, line in lines:
         if "TORCH" in line or "GPU" in line:  # troubleshooting.md, README.md: the doctor or the reader fills it in
             continue

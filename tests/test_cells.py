@@ -65,7 +65,7 @@ def test_properties(data: Versions) -> None:
         (
             "2.8.5 3.11 2.5.1 6.2",
             "flash-attn '2.8.5' is newer than this checkout knows",
-            "Newest known: 2.8.3.post2. `git pull` may bring it; docs/adding-a-version.md says how to add it",
+            "Newest known: 2.8.3.post2. `git pull` may bring it; CONTRIBUTING.md says how to add it",
         ),
         ("2 3.11 2.5.1 6.2", "flash-attn '2' is not known", "Nearest: 2.6.3."),
         ("v2.7.2 3.11 2.5.1 6.2", "flash-attn 'v2.7.2' is not known", "Nearest: 2.7.3."),

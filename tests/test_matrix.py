@@ -29,7 +29,7 @@ from rocm_wheels.publish import coverage, figures, published
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "create_matrix.py"
-DOCS = ROOT / "docs/adding-a-version.md"
+DOCS = ROOT / "CONTRIBUTING.md"
 
 
 @pytest.fixture
@@ -484,7 +484,7 @@ def test_the_universal_wheel_is_tested_under_every_python() -> None:
 
 
 def test_a_release_ends_within_a_day(data: Versions) -> None:
-    """Even if each job takes its limit, on the 20 runners of a free plan. docs/pipeline.md, "What it costs"."""
+    """Even if each job takes its limit, on the 20 runners of a free plan. docs/notes/pipeline.md, "What it costs"."""
     made = json.loads(run().stdout)
     kernels, wheels, gpu = (made[name]["include"] for name in ("kernels", "wheels", "gpu"))
     minutes = math.ceil(len(kernels) / 20) * data.jobs.kernel_minutes

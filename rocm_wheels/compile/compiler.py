@@ -40,7 +40,7 @@ class Compiled(NamedTuple):
     """A code object and the manifest entries of its kernels, by the name of the kernel.
 
     An entry has symbol, threads (per block), shared (bytes), params (the launcher's letters), constants, options,
-    resources (registers, spills, bytes) and isa (instructions of each class): docs/kernel-store.md.
+    resources (registers, spills, bytes) and isa (instructions of each class): docs/notes/kernel-store.md.
     """
 
     image: bytes

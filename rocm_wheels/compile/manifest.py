@@ -1,4 +1,4 @@
-"""The manifest of a kernel store. It is checked before it is used (docs/kernel-store.md)."""
+"""The manifest of a kernel store. It is checked before it is used (docs/notes/kernel-store.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The kernels of one operation and size are alike and compressed together: a group takes a third of the space of
 separately compressed code objects, and a call unpacks a group in milliseconds. A generic target has the code of its
-base target, so its store can be packed without that code. docs/kernel-store.md describes the format;
+base target, so its store can be packed without that code. docs/notes/kernel-store.md describes the format;
 `flash_attn.runtime.store` reads it.
 """
 

@@ -279,7 +279,7 @@ def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> R
     if wanted and version_key(wanted[1]) > max(map(version_key, known)):
         return UnknownVersion(
             f"{what} {value!r} is newer than this checkout knows",
-            remedy=f"Newest known: {max(known, key=version_key)}. `git pull` may bring it; docs/adding-a-version.md "
+            remedy=f"Newest known: {max(known, key=version_key)}. `git pull` may bring it; CONTRIBUTING.md "
             "says how to add it to rocm_wheels/versions.toml.",
         )
     return UnknownVersion(f"{what} {value!r} is not known{why}", remedy=f"Nearest: {near}. Known: {', '.join(known)}.")

@@ -23,7 +23,7 @@ from rocm_wheels.matrix.targets import has_kernels, universal
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.tables import version_key
 
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "candle-flash-rocm/README.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/notes/*.md", "candle-flash-rocm/README.md")
 _PLACE = re.compile(r"(<!--=([\w.-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
 _WHEEL_MINUTES = 10  # of a job, an estimate: torch for ROCm is several GB
 _JOBS_AT_ONCE = 20  # on a free plan of GitHub

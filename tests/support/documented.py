@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of the notes, those that say what to type: the kernel store, speed, the pipeline, programs, the simulator.
 PAGES = tuple(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "docker/*/README.md", "candle-flash-rocm/README.md")
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/*.md",
+        "docs/notes/[kps]*.md",
+        "docker/*/README.md",
+        "candle-flash-rocm/README.md",
+    )
     for path in sorted(ROOT.glob(pattern))
 )
 # The first word of a command, after assignments of variables.

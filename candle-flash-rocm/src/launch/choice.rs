@@ -1,4 +1,4 @@
-//! Chooses the kernel provider of a call from the store's table (docs/kernel-store.md in the
+//! Chooses the kernel provider of a call from the store's table (docs/notes/kernel-store.md in the
 //! repository).
 
 use std::collections::{HashMap, HashSet};

@@ -1,7 +1,7 @@
 //! Kernel stores: the ahead-of-time compiled kernels of a GPU target, in one file that this project's wheels carry too.
 //!
 //! A store is a zip archive `<target>.zip` of a manifest and of groups of code objects, compressed by LZMA
-//! (docs/kernel-store.md in the repository). [`Stores`] finds the stores in a file, a wheel or a directory; [`Store`]
+//! (docs/notes/kernel-store.md in the repository). [`Stores`] finds the stores in a file, a wheel or a directory; [`Store`]
 //! reads one.
 
 mod archive;

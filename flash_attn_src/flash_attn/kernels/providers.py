@@ -94,7 +94,7 @@ _OF_STORES = ("measured-fwd", "measured-bwd", "asm-fwd", "asm-bwd", "ck-fwd", "c
 
 
 def choice(target: str) -> dict[str, Any]:
-    """The table for the manifest of a target's kernel store: docs/kernel-store.md."""
+    """The table for the manifest of a target's kernel store: docs/notes/kernel-store.md."""
     rows = [row._asdict() for row in ROWS if row.target == target]
     for row in rows:
         del row["target"]

@@ -245,7 +245,7 @@ def serving_targets(device: str, hip: str | None) -> tuple[str, ...]:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """The row of a target for the manifest of its kernel store: docs/kernel-store.md. Raises ValueError as `get`.
+    """The row of a target for the manifest of its kernel store: docs/notes/kernel-store.md. Raises ValueError as `get`.
 
     gpus: the GPUs that load the target's code objects. min_hip: the first HIP that does, None for any.
     """

@@ -1,6 +1,6 @@
 """The kernel store: one zip archive per GPU target, with groups of code objects and a manifest.
 
-docs/kernel-store.md describes the format; `rocm_wheels.compile.store` writes it. Standard library only.
+docs/notes/kernel-store.md describes the format; `rocm_wheels.compile.store` writes it. Standard library only.
 """
 
 from __future__ import annotations

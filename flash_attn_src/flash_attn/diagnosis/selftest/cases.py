@@ -136,7 +136,7 @@ def _masks() -> Iterator[Case]:
 
 
 def _errata() -> Iterator[Case]:
-    """Calls whose results tell known errata of GPUs: docs/hardware.md."""
+    """Calls whose results tell known errata of GPUs: docs/notes/hardware.md."""
     for dim in (64, 128):
         yield _case(
             "masks", "attention", f"dout of 1e-5, dim {dim}", "fp16", dim == 64, SMALL_DOUT_LIMITS,
