@@ -27,13 +27,14 @@ _UNITS = {"gfx942": 304, "gfx950": 256}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published figure. kernel: a key of `KERNELS`. heads: summed over the batch. figure: MfmaUtil in %, or TFLOP/s.
+    """A published figure. kernel: a key of `KERNELS`. figure: MfmaUtil in %, or TFLOP/s.
 
     order: the name of a ranking, whose points all come from one machine and one source.
     """
 
     kernel: str
     seqlen: int
+    batch: int
     heads: int
     causal: bool
     figure: float
@@ -63,15 +64,15 @@ KERNELS: dict[str, Callable[[], Workload]] = {
     "CK fwd d128, mode 2, gfx950": partial(composable.workload, "gfx950", "fwd-bf16-d128-batch", rounding=2),
 }
 COUNTERS = (
-    Point(kernel="AITER fwd d128 causal", seqlen=4096, heads=256, causal=True, figure=64.5),
-    Point(kernel="AITER fwd d128 causal", seqlen=8192, heads=256, causal=True, figure=67.7),
-    Point(kernel="AITER fwd d128 causal", seqlen=16384, heads=256, causal=True, figure=72.1),
-    Point(kernel="CK fwd d64 causal, mode 2", seqlen=4096, heads=256, causal=True, figure=35.5),
-    Point(kernel="CK fwd d64 causal, mode 2", seqlen=16384, heads=256, causal=True, figure=42.3),
+    Point(kernel="AITER fwd d128 causal", seqlen=4096, batch=16, heads=16, causal=True, figure=64.5),
+    Point(kernel="AITER fwd d128 causal", seqlen=8192, batch=16, heads=16, causal=True, figure=67.7),
+    Point(kernel="AITER fwd d128 causal", seqlen=16384, batch=16, heads=16, causal=True, figure=72.1),
+    Point(kernel="CK fwd d64 causal, mode 2", seqlen=4096, batch=16, heads=16, causal=True, figure=35.5),
+    Point(kernel="CK fwd d64 causal, mode 2", seqlen=16384, batch=16, heads=16, causal=True, figure=42.3),
 )
-_LONG = partial(Point, seqlen=131072, heads=16, causal=False, order="roundings of P, MI300X")
-_MHA = partial(Point, seqlen=8192, heads=256, order="forward and backward, MI300X")
-_KITTENS = partial(Point, seqlen=16384, heads=256, causal=False, order="forward and backward, MI355X")
+_LONG = partial(Point, seqlen=131072, batch=1, heads=16, causal=False, order="roundings of P, MI300X")
+_MHA = partial(Point, seqlen=8192, batch=8, heads=32, order="forward and backward, MI300X")
+_KITTENS = partial(Point, seqlen=16384, batch=16, heads=16, causal=False, order="forward and backward, MI355X")
 ORDERS = (
     _LONG(kernel="AITER fwd d128, towards zero", figure=587),
     _LONG(kernel="AITER fwd d128", figure=545),
@@ -106,19 +107,20 @@ def _line(kernel: str) -> tuple[Workload, Line]:
 
 def whole(point: Point) -> Whole:
     """Simulates a whole call: each work group runs on the first free compute unit, for as long as its number of keys
-    needs.
+    needs. Work groups begin in the order of Composable Kernel's grid: the heads of a tile, the tiles of a batch entry,
+    then the next batch entry.
     """
     workload, found = _line(point.kernel)
     units, rates = _UNITS[workload.target], cost.rates(workload.target)
     lengths = workload.programs(point.seqlen, point.causal)
     free = [0.0] * (units * found.groups)
-    for length in lengths:
-        # A work group shares its compute unit with others, so it takes as many times longer.
-        taken = found.at(length)[0] * found.groups
-        for _ in range(point.heads):
-            heapq.heapreplace(free, free[0] + taken)
-    matrix = point.heads * sum(found.at(length)[1] for length in lengths)
-    operations = point.heads * point.seqlen**2 * workload.operations / (2 if point.causal else 1)
+    # A work group shares its compute unit with others, so it takes as many times longer.
+    times = [found.at(length)[0] * found.groups for length in lengths for _ in range(point.heads)]
+    for taken in times * point.batch:
+        heapq.heapreplace(free, free[0] + taken)
+    heads = point.batch * point.heads
+    matrix = heads * sum(found.at(length)[1] for length in lengths)
+    operations = heads * point.seqlen**2 * workload.operations / (2 if point.causal else 1)
     cycles = max(free) * units
     return Whole(busy=matrix / cycles, useful=operations / (rates.by_16 * rates.simds) / cycles)
 

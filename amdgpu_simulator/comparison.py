@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from flash_attn.kernels.operations import OPERATIONS
 
-from amdgpu_simulator import measure
-from amdgpu_simulator.clock import accuracy
+from amdgpu_simulator import accuracy, measure
 from amdgpu_simulator.peers import aotriton
 from amdgpu_simulator.workloads import Workload, triton
 from amdgpu_simulator.workloads import aotriton as peer

@@ -43,7 +43,8 @@ class Gpu(NamedTuple):
     clock: float
 
 
-# Data sheets of AMD. The GPUs of processors: with the fastest memory that AMD names for them.
+# Data sheets of AMD. The GPUs of processors: with the fastest memory that AMD names for them. The bandwidth of gfx1151
+# is what rocm_bandwidth_test measures of 256 (llm-tracker.info, Strix Halo).
 GPUS = {
     "gfx942": Gpu("MI300X", 304, 5300, 2.1),
     "gfx950": Gpu("MI355X", 256, 8000, 2.4),
@@ -51,7 +52,7 @@ GPUS = {
     "gfx1100": Gpu("RX 7900 XTX", 48, 960, 2.5),
     "gfx1103": Gpu("Radeon 780M", 6, 120, 2.7),
     "gfx1150": Gpu("Radeon 890M", 8, 120, 2.9),
-    "gfx1151": Gpu("Radeon 8060S", 20, 256, 2.9),
+    "gfx1151": Gpu("Radeon 8060S", 20, 212, 2.9),
     "gfx1201": Gpu("RX 9070 XT", 32, 640, 2.97),
 }
 

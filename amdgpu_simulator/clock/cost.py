@@ -41,7 +41,8 @@ class Rates:
 
     units: compute units that share a work group: two on RDNA, whose kernels run on a work group processor. simds: SIMDs
     of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD issues all lanes of a wave. banks: banks
-    of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on elements of 8, 16 and
+    of shared memory, four bytes wide. path: bytes per cycle between shared memory and a pair of SIMDs, 0 if the path
+    never limits. by_8, by_16, by_32: operations of one SIMD's matrix unit on elements of 8, 16 and
     32 bits, 0 without a matrix unit. same_bank: additional cycles of a matrix product if two of its operands begin in
     one of the four banks of vector registers. addresses: lanes of a global access whose addresses are taken per cycle.
     cache: bytes of the first-level cache. fill: bytes per cycle from the
@@ -53,6 +54,7 @@ class Rates:
     lanes: int = 64
     passes: int = 4
     banks: int = 32
+    path: int = 64
     by_8: int = 0
     by_16: int = 0
     by_32: int = 0
@@ -68,12 +70,14 @@ class Rates:
 
 
 # addresses: fitted (`python -m amdgpu_simulator published`).
-_RDNA = Rates(units=2, simds=2, lanes=32, passes=1, addresses=8, cache=32 << 10, fill=32)
+_RDNA = Rates(units=2, simds=2, lanes=32, passes=1, path=0, addresses=8, cache=32 << 10, fill=32)
+# path: gcnasm's microbenchmarks of MI308X move 45 bytes per cycle with one wave, 16 bytes a lane, latency included.
+# gfx950 has twice as many banks, so twice the path is assumed.
 # The key is a target, or a generation if its targets have equal rates. Fill rates: the level-2 cache of a CDNA die
 # gives 2048 bytes per cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array
 # of RDNA 1, 2 and 3 gives 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
 RATES = {
-    "gfx950": Rates(banks=64, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
+    "gfx950": Rates(banks=64, path=128, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
     "gfx942": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),
     # gfx908 has the row of gfx90a; its cycles were never compared with a measurement.
     **dict.fromkeys(("gfx908", "gfx90a"), Rates(by_8=256, by_16=256, by_32=64, cache=16 << 10, fill=20)),
@@ -121,11 +125,16 @@ RDNA_INSTRUCTIONS = (
 
 
 class Cost(NamedTuple):
-    """The unit of an instruction and the cycles it occupies it; conflicts: the cycles that bank conflicts add."""
+    """The unit of an instruction and the cycles it occupies it.
+
+    conflicts: the cycles that bank conflicts add. path: cycles for which its data occupies the path of its pair of
+    SIMDs.
+    """
 
     unit: str
     cycles: float
     conflicts: float = 0
+    path: float = 0
 
 
 @functools.cache
@@ -163,10 +172,13 @@ def shared(touched: list[Array], target: str) -> Cost:
     """
     own = rates(target)
     if not touched:
-        return Cost(SHARED, -(-own.lanes // own.banks))
-    found = _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), own.banks)
-    words = sum(places.shape[-1] for places in touched) // 4
-    return found._replace(cycles=max(found.cycles, words)) if own.rdna else found
+        found = Cost(SHARED, -(-own.lanes // own.banks))
+    else:
+        found = _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), own.banks)
+    if own.rdna:
+        words = sum(places.shape[-1] for places in touched) // 4
+        return found._replace(cycles=max(found.cycles, words))
+    return found._replace(path=4 * own.banks * (found.cycles - found.conflicts) / own.path)
 
 
 @functools.lru_cache(1 << 14)

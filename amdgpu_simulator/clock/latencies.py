@@ -49,8 +49,9 @@ _VECTORS, _MEMORIES, _SCALARS = ("vector", "trans", "matrix"), ("shared", "memor
 # vector: a SIMD of CDNA takes four cycles for an instruction, and the next instruction of the wave can use its result.
 # shared: fitted to twelve latencies of LDS: thread traces of gfx950 (`python -m amdgpu_simulator traces`) and gcnasm's
 # microbenchmarks of MI308X (`ubench` at its README). memory, cached: gcnasm's chains of loads, 622 and 100 cycles with
-# the 20 that the clock spends on an instruction of the chain.
-_CDNA = Latencies(memory=602, cached=80, shared=37, matrix=12, vector=0)
+# the 20 that the clock spends on an instruction of the chain. barrier: RDNA 3's 13, rounded up to the four cycles
+# between two issues of a SIMD, because no public trace of CDNA has a barrier of several waves.
+_CDNA = Latencies(memory=602, cached=80, shared=34, matrix=12, vector=0, barrier=16)
 # `python -m amdgpu_simulator traces` prints what thread traces of gfx1100 and gfx1200 say about shared, vector, scalar,
 # operand, to_scalar, barrier and branch. trans: LLVM's model of the scheduler, ten cycles with the four in the unit.
 # memory, cached: fitted (`python -m amdgpu_simulator published`). RDNA 1 and 2 have no trace: they have RDNA 3's row.

@@ -26,7 +26,7 @@ class Executed(NamedTuple):
     vector registers, and on RDNA those of scalar registers (`registers`). left: the number of
     outstanding operations of global, shared and constant memory after it. lines: the cache lines that it accesses;
     private memory has negative numbers. loads: whether it reads these lines. priority: the wave's new priority, -1 if
-    unchanged.
+    unchanged. path: cycles for which it occupies the path between shared memory and its pair of SIMDs.
     """
 
     unit: str
@@ -37,6 +37,7 @@ class Executed(NamedTuple):
     lines: tuple[int, ...] = ()
     loads: bool = False
     priority: int = -1
+    path: float = 0
 
 
 class _Static(NamedTuple):
@@ -96,7 +97,7 @@ class Record:
         unit = cost.BRANCH if self._branches(event) else static.unit
         one = Executed(
             event.status or unit, taken.cycles or static.idle, static.reads, static.writes, left,
-            lines, static.loads, static.priority,
+            lines, static.loads, static.priority, taken.path,
         )  # fmt: skip
         self._groups[-1].setdefault(event.wave.index, []).append(one)
 

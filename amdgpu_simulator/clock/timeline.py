@@ -6,7 +6,8 @@ units.
 A wave issues in order. Its next instruction begins when three things are true: the instructions that compute its
 operands are done, as few memory operations are under way as it waits for, and its unit is free. Of waves that want one
 unit at the same time, the one of the highest priority (s_setprio) goes first, then the oldest. Each SIMD has a matrix
-and a vector unit; each compute unit has one unit for shared memory and one for global memory (`caches`). On RDNA a SIMD
+and a vector unit; each compute unit has one unit for shared memory, one for global memory (`caches`), and on CDNA a
+path between shared memory and each pair of SIMDs. On RDNA a SIMD
 has a scalar unit and one for transcendentals too, and a matrix product occupies the vector unit. `cost` says how long
 an instruction holds a unit, `latencies` how long its result takes. The resident work groups are copies of one. On RDNA
 they share a work group processor, which is two compute units, and both kinds of memory share one path of each unit.
@@ -31,6 +32,7 @@ from amdgpu_simulator.clock.latencies import Latencies, latencies
 from amdgpu_simulator.clock.record import Executed
 
 Unit = tuple[str, int]
+_PATH = "path"  # between shared memory and a pair of SIMDs
 
 
 class _Player:
@@ -47,7 +49,7 @@ class _Player:
             cost.TRANS: ((cost.TRANS, simd), vector),
             cost.VECTOR: (vector,),
             cost.SCALAR: ((cost.SCALAR, simd),),
-            cost.SHARED: ((cost.MEMORY if rates.rdna else cost.SHARED, unit),),
+            cost.SHARED: ((cost.MEMORY, unit),) if rates.rdna else ((cost.SHARED, unit), (_PATH, simd // 2)),
             cost.MEMORY: ((cost.MEMORY, unit),),
         }
         self._rdna = rates.rdna
@@ -104,7 +106,7 @@ class _Player:
             for unit in needs:
                 # Instructions of other units hold the vector unit for their issue alone. RDNA multiplies in it.
                 issues = unit[0] == cost.VECTOR != one.unit and not (self._rdna and one.unit == cost.MATRIX)
-                free[unit] = self.time if issues else end
+                free[unit] = self.time if issues else begin + one.path if unit[0] == _PATH else end
         elif one.unit == cost.BRANCH:
             self.time += result.branch
         elif one.unit == cost.INVALIDATE:
@@ -114,7 +116,7 @@ class _Player:
         for row in one.writes:
             self._ready[row] = end, one.unit
         there = caches.serve(one, self._unit, self.group, begin, end) if one.unit == cost.MEMORY else end
-        arrivals = there, end + result.shared, end + result.constant
+        arrivals = there, max(end, begin + one.path) + result.shared, end + result.constant
         for queue, left, arrival in zip(self._queues, one.left, arrivals, strict=True):
             while len(queue) > left:
                 queue.popleft()

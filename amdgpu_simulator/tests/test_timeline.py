@@ -66,6 +66,11 @@ def test_simds_share_the_shared_memory_of_their_compute_unit() -> None:
     assert play(read) == 4 * 16 - 12
     assert play(read, read, read, read) == 16 * 16 - 12
     assert play([*read, Executed("", 0, (), (), NOTHING)]) == 4 * 16 + 64 + 4
+    # Two SIMDs share a path to it. The last of four results has passed after 4 * 24 cycles.
+    slow = [one._replace(path=24) for one in read]
+    assert play(slow, slow) == 4 * 2 * 24 - 20
+    assert play(slow, [], slow) == play(read, [], read)
+    assert play([*slow, Executed("", 0, (), (), NOTHING)]) == 4 * 24 + 64 + 4
 
 
 def test_loads_are_waited_for_in_their_order() -> None:
@@ -208,7 +213,7 @@ def test_the_record_of_each_instruction() -> None:
     assert [one._replace(lines=(), loads=False) for one in group[0][start:]] == [
         Executed("vector", 4, (0,), (4,), (0, 0, 0)),
         Executed("vector", 4, (0,), (5,), (0, 0, 0)),
-        Executed("shared", 2, (5, 4), (), (0, 1, 0)),
+        Executed("shared", 2, (5, 4), (), (0, 1, 0), path=4),
         Executed("", 0, (), (), (0, 0, 0)),
         BARRIER,
         Executed("", 3, (), (), (0, 0, 0)),
