@@ -8,6 +8,8 @@ import torch
 
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
+_TYPES = (torch.bool, torch.uint8)
+
 
 def check_block_size(name: str, sizes: object) -> None:
     """Raises ValueError unless sizes are two multiples of the smallest block."""
@@ -21,22 +23,24 @@ def check_block_size(name: str, sizes: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """Which blocks of keys a block of queries sees. Inside a visible block every query sees every key.
+    """Which blocks of keys a block of queries sees. Inside a visible block every query sees every key that causal, the
+    window, ranges and ids of the call show.
 
-    seen        bool (1 or batch, 1 or heads, q_blocks, k_blocks)
+    seen        bool (1 or batch, 1 or heads, q_blocks, k_blocks); or uint8, 0 for a hidden block, 1 for a visible one,
+                2 for a whole one, whose keys are visible whatever causal, the window, ranges and ids hide
     block_size  (queries, keys) of a block, multiples of 64. The last block of a sequence may be shorter, so
                 q_blocks is ceil(seqlen_q / queries) and k_blocks is ceil(seqlen_k / keys)
 
-    TypeError for `seen` of another type than bool. ValueError for another shape and for other block sizes.
+    TypeError for `seen` of another type. ValueError for another shape and for other block sizes.
     """
 
     seen: torch.Tensor
     block_size: tuple[int, int] = (128, 128)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seen, torch.Tensor) or self.seen.dtype is not torch.bool:
+        if not isinstance(self.seen, torch.Tensor) or self.seen.dtype not in _TYPES:
             got = self.seen.dtype if isinstance(self.seen, torch.Tensor) else type(self.seen).__name__
-            raise TypeError(f"seen: got {got}, wanted a tensor of bool: pass seen.bool()")
+            raise TypeError(f"seen: got {got}, wanted a tensor of bool or uint8: pass seen.bool()")
         if self.seen.dim() != 4:
             raise ValueError(
                 f"seen: got shape {tuple(self.seen.shape)}, wanted (1 or batch, 1 or heads, q_blocks, k_blocks): a "
@@ -47,7 +51,7 @@ class BlockMask:
     @property
     def density(self) -> float:
         """The share of blocks that are visible. Waits for the GPU."""
-        return float(self.seen.float().mean())
+        return float((self.seen != 0).float().mean())
 
     def check(self, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
         """Raises ValueError unless the mask fits tensors of this batch, these heads, lengths and device."""
@@ -62,8 +66,9 @@ class BlockMask:
             raise ValueError(f"block_mask: got it on {self.seen.device}, wanted {device} as q has: seen.to(q.device)")
 
     def tokens(self, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
-        """The mask of every query and key, bool (1 or batch, 1 or heads, seqlen_q, seqlen_k): quadratic memory."""
-        rows = self.seen.repeat_interleave(self.block_size[0], 2)[:, :, :seqlen_q]
+        """The mask of every query and key, bool (1 or batch, 1 or heads, seqlen_q, seqlen_k): quadratic memory. Whole
+        blocks are visible ones here."""
+        rows = (self.seen != 0).repeat_interleave(self.block_size[0], 2)[:, :, :seqlen_q]
         return rows.repeat_interleave(self.block_size[1], 3)[..., :seqlen_k]
 
     @classmethod
@@ -100,7 +105,14 @@ class BlockMask:
         listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
         if indices.device.type == "cpu" and bool((listed & ((indices < 0) | (indices >= k_blocks))).any()):
             raise IndexError(f"indices: got an index outside of the {k_blocks} blocks of keys")
-        inside = listed & (indices >= 0) & (indices < k_blocks)
-        seen = torch.zeros((*counts.shape, k_blocks + 1), dtype=torch.bool, device=indices.device)
-        seen.scatter_(-1, torch.where(inside, indices, k_blocks).long(), value=True)
-        return cls(seen[..., :k_blocks].contiguous(), block_size)
+        return cls(seen_in_lists(counts, indices, k_blocks), block_size)
+
+
+def seen_in_lists(counts: torch.Tensor, indices: torch.Tensor, k_blocks: int) -> torch.Tensor:
+    """The blocks that lists name, bool (batch, heads, q_blocks, k_blocks): see `BlockMask.of_lists`. An index of no
+    block, or behind the counts, is skipped."""
+    inside = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    inside = inside & (indices >= 0) & (indices < k_blocks)
+    seen = torch.zeros((*counts.shape, k_blocks + 1), dtype=torch.bool, device=indices.device)
+    seen.scatter_(-1, torch.where(inside, indices, k_blocks).long(), value=True)
+    return seen[..., :k_blocks].contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,8 @@ from flash_attn.kernels.operation import SPARSE_BLOCK
 class Mask:
     """A query sees a key that all parts of the mask show. A part that is None shows every key.
 
-    blocks        which blocks of keys a block of queries sees
+    blocks        which blocks of keys a block of queries sees. A block that is whole shows its keys whatever the other
+                  parts, causal and the window hide
     ranges        int32 (1 or batch, 1 or heads, seqlen_q, 2, 2): two ranges of keys for each query, each as its first
                   key and the key behind its last one. The query sees the keys of both. A range whose end is not behind
                   its start is empty
@@ -31,6 +33,24 @@ class Mask:
     hidden: torch.Tensor | None = None
 
     @property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """The tensors that the mask has, by name; its blocks as `seen`."""
+        seen = None if self.blocks is None else self.blocks.seen
+        parts = {"seen": seen} | {name: getattr(self, name) for name in ("ranges", "ids_q", "ids_k", "hidden")}
+        return {name: x for name, x in parts.items() if x is not None}
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its parts are; None for a mask without parts."""
+        return next((x.device for x in self.parts.values()), None)
+
+    def of_entries(self, some: slice) -> Mask:
+        """The mask of some entries of the batch."""
+        parts: dict[str, Any] = {name: x[some] if x.shape[0] > 1 else x for name, x in self.parts.items()}
+        seen = parts.pop("seen", None)
+        return Mask(None if seen is None else BlockMask(seen, self.block_size), **parts)
+
+    @property
     def block_size(self) -> tuple[int, int]:
         """Queries and keys of a block; any size where the mask has no blocks."""
         return (SPARSE_BLOCK, SPARSE_BLOCK) if self.blocks is None else self.blocks.block_size
@@ -38,10 +58,9 @@ class Mask:
     @property
     def planes(self) -> tuple[int, int]:
         """How many batch entries and heads have a mask of their own."""
-        seen = None if self.blocks is None else self.blocks.seen
-        of_heads = [x for x in (seen, self.ranges, self.hidden) if x is not None]
-        entries = [x.shape[0] for x in (*of_heads, self.ids_q, self.ids_k) if x is not None]
-        return max(entries, default=1), max([x.shape[1] for x in of_heads], default=1)
+        parts = self.parts
+        heads = [x.shape[1] for name, x in parts.items() if not name.startswith("ids")]
+        return max([x.shape[0] for x in parts.values()], default=1), max(heads, default=1)
 
     def check(self, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
         """Raises TypeError or ValueError unless the mask fits tensors of this batch, heads, lengths and device."""

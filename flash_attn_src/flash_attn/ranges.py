@@ -38,7 +38,8 @@ def flash_attn_ranges_func(
     or packed sequences, in any order. ids_k is ids_q where it is left out and the lengths agree.
     hidden: int32 (1 or batch, 1 or heads, seqlen_k, 2, 2), for each key two ranges of queries as [start, end), which do
     not see it.
-    block_mask: `flash_attn.sparse.BlockMask`, whose hidden blocks no query sees.
+    block_mask: `flash_attn.sparse.BlockMask`, whose hidden blocks no query sees, and whose whole blocks (uint8, 2) are
+    visible whatever the rest hides.
     A key is visible where all of these, causal and window_size show it. causal and window_size are aligned to the last
     query and the last key. s_aux: fp16, bf16 or fp32 (heads,), a sink of each query head, with a gradient.
 

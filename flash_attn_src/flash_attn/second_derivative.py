@@ -99,10 +99,13 @@ def _attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     k, v = call.k.to(dtype), call.v.to(dtype)
     scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * call.options.scale  # (batch, heads_k, group, seqlen_q, seqlen_k)
     seqlen_q, seqlen_k = scores.shape[-2:]
+    every = slice(0, seqlen_q), slice(0, seqlen_k)
     options = modifiers.by_group(modifiers.by_head(call.options, call.batch, call.q.shape[2]), heads_k)
-    options = modifiers.of_tile(options, slice(0, seqlen_q), slice(0, seqlen_k), seqlen_q)
+    options = modifiers.of_tile(options, *every, seqlen_q)
     places = torch.arange(seqlen_k - seqlen_q, seqlen_k, device=q.device)[:, None]
-    scores, _ = modifiers.modified(scores, options, places, torch.arange(seqlen_k, device=q.device))
+    mask = options.mask
+    seen = None if mask is None else modifiers.seen_by(mask, *every, heads_k)
+    scores, _ = modifiers.modified(scores, options, places, torch.arange(seqlen_k, device=q.device), seen)
     if options.s_aux is not None:  # one more column of scores, which has no value
         scores = torch.cat((scores, options.s_aux.to(dtype).expand(*scores.shape[:-1], 1)), -1)
     if scores.shape[-1] == 0:

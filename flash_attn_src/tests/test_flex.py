@@ -495,15 +495,21 @@ def _of_documents(documents: torch.Tensor) -> tuple[Function, BlockMask]:
     return mask_mod, BlockMask.from_kv_blocks(counts, indices, mask_mod=mask_mod, seq_lengths=(N, N))
 
 
-def test_lists_of_blocks_without_a_function_hide_keys() -> None:
-    """PyTorch's eager path reads no lists; its compiled kernels do, and so do these."""
-    seen = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]], dtype=torch.bool, device=DEVICE)
-    counts, indices = torch_flex._dense_to_ordered(seen[None, None].int())
-    mask = BlockMask.from_kv_blocks(torch.zeros_like(counts), indices, counts, indices, seq_lengths=(N, N))
+@pytest.mark.parametrize("score", ["plain", "soft cap", "ALiBi"])
+@pytest.mark.parametrize("mask", ["no mask", "causal", "windows of documents", "blocks", "single keys"])
+def test_lists_hide_blocks_and_show_whole_ones(mask: str, score: str) -> None:
+    """PyTorch's eager path reads no lists. Its compiled kernels do, and ask the mask_mod in partial blocks alone."""
+    blocks = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 1, 2]], device=DEVICE)
+    lists = [x for kind in (1, 2) for x in torch_flex._dense_to_ordered((blocks == kind)[None, None].int())]
+    mask_mod = MASKS[mask][0]
+    block_mask = BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod, seq_lengths=(N, N))
     leaves = _draw(torch.float32)
     with use_for_flex():
-        out = flex_attention(*leaves, block_mask=mask)
-    expected, _ = _definition(*leaves, None, lambda b, h, q, kv: seen[q // 128, kv // 128])
+        out = flex_attention(*leaves, SCORES[score], block_mask)
+    asked = mask_mod or (lambda b, h, q, kv: q >= 0)
+    at = lambda q, kv: blocks[q // 128, kv // 128]  # noqa: E731
+    shown = lambda b, h, q, kv: (at(q, kv) == 2) | ((at(q, kv) == 1) & asked(b, h, q, kv))  # noqa: E731
+    expected, _ = _definition(*leaves, SCORES[score], shown)
     torch.testing.assert_close(out, expected)
 
 

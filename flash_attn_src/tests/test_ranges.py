@@ -79,10 +79,15 @@ CASES: dict[str, dict[str, Any]] = {
     "head dim 44": {"sq": 65, "sk": 70, "dim": 44, "mask": lambda: {"ranges": _random_ranges(1, 1, 65, 70)}},
     "head dim 200": {"sq": 65, "sk": 130, "dim": 200, "mask": lambda: {"ranges": _random_ranges(1, 1, 65, 130)}},
     "sinks": {"sq": 130, "sk": 200, "sinks": True, "mask": lambda: {"ranges": _random_ranges(2, 1, 130, 200) // 2}},
+    "whole blocks beside hidden keys": {
+        "sq": 200, "sk": 130, "causal": True,
+        "mask": lambda: {"hidden": _random_ranges(1, 2, 130, 200),
+                         "block_mask": BlockMask(_integers(0, 3, 1, 2, 4, 3).to(torch.uint8), (64, 64))},
+    },
     "all parts": {
         "sq": 200, "sk": 260, "heads": (4, 2), "window": (190, 30), "sinks": True,
         "mask": lambda: {"ranges": _prefix(200, 260, 100, 150), **_shuffled(200, 260),
-                         "block_mask": BlockMask(_integers(0, 2, 1, 4, 4, 5).bool(), (64, 64))},
+                         "block_mask": BlockMask(_integers(0, 3, 1, 4, 4, 5).to(torch.uint8), (64, 64))},
     },
 }  # fmt: skip
 
@@ -107,7 +112,8 @@ def _visible(mask: dict[str, Any], sq: int, sk: int, causal: bool, window: tuple
         ids_k = mask.get("ids_k", mask["ids_q"])
         visible = visible & (mask["ids_q"][:, None, :, None] == ids_k[:, None, None])
     if "block_mask" in mask:
-        visible = visible & mask["block_mask"].tokens(sq, sk)
+        blocks = mask["block_mask"].seen.repeat_interleave(64, 2)[:, :, :sq].repeat_interleave(64, 3)[..., :sk]
+        visible = (visible & (blocks != 0)) | (blocks == 2)
     return visible
 
 

@@ -122,7 +122,8 @@ typedef struct {
     /* A mask whose memory grows with the length: a query sees a key that all parts show; NULL parts show every key. Each
      * part is dense but for its strides, in elements, which are 0 where all sequences or all heads share it. Dense rows
      * only, beside causal, windows and sinks. */
-    const uint8_t *mask_blocks; /* GPU memory, (batch, heads, blocks of queries, blocks of keys): 1 where seen, else 0 */
+    const uint8_t *mask_blocks; /* GPU memory, (batch, heads, blocks of queries, blocks of keys): 0 hides a block, 1 shows
+                                   it where the other parts do, 2 shows it whatever they, causal and the window hide */
     int64_t mask_blocks_batch_stride, mask_blocks_head_stride;
     int64_t mask_block_q, mask_block_k; /* queries and keys of a block, multiples of 64 */
     const int32_t *mask_ranges; /* GPU memory, (batch, heads, seqlen_q, 2, 2): two ranges of keys for each query, each as

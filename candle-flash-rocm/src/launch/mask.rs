@@ -6,7 +6,8 @@ use super::flags;
 /// for its strides of sequences and of heads, in elements, which are 0 where all share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mask {
-    /// Device address of bytes `(batch, heads, q_blocks, k_blocks)`: whether a block of queries sees a block of keys.
+    /// Device address of bytes `(batch, heads, q_blocks, k_blocks)`: 0 hides a block, 1 shows it where the other
+    /// parts do, 2 shows it whatever the other parts, causal and the window hide.
     pub blocks: u64,
     /// Strides of `blocks`.
     pub blocks_strides: [usize; 2],

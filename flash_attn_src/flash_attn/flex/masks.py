@@ -12,6 +12,7 @@ from flash_attn.block_mask import BlockMask
 from flash_attn.flex.edges import Edge, Extreme, Quotient, UnboundedError
 from flash_attn.flex.request import Places, Request
 from flash_attn.flex.values import values
+from flash_attn.kernels.flags import WHOLE_BLOCK
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
 _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -39,24 +40,27 @@ def masked(request: Request, window: tuple[int, int] | None) -> Masked:
     assert bounds is not None
     if any(size % SPARSE_BLOCK for size in request.block_size):
         raise UnboundedError("blocks of another size")
-    partial, full = request.listed
+    seen = request.seen
     for term in bounds.blocks:
-        partial = partial & values(term, request.block_places, request.device)
+        shown = values(term, request.block_places, request.device)
+        seen = torch.where(shown | (seen == WHOLE_BLOCK), seen, 0)
     ids = _ids([_pair(request, of_query, of_key) for of_query, of_key in bounds.ids])
     ranges = _ranges(request) if window is None else None
-    return Masked(ranges, *ids, BlockMask((partial | full).contiguous(), request.block_size), window or (-1, -1))
+    return Masked(ranges, *ids, BlockMask(seen, request.block_size), window or (-1, -1))
 
 
 def is_shown_by_lists(request: Request, left: int | None, right: int | None) -> bool:
-    """Whether the lists show all that queries i see among keys i - left to i + right. Waits for the GPU."""
-    partial, full = request.listed
+    """Whether the lists show what queries i see among keys i - left to i + right, and no more. Waits for the GPU."""
+    seen, (_, _, seqlen_q, seqlen_k) = request.seen, request.sizes
     queries, keys = request.block_places["q"], request.block_places["kv"]
-    hidden = ~(partial | full)
+    last_query = (queries + (request.block_size[0] - 1)).clamp_max(seqlen_q - 1)
+    last_key = (keys + (request.block_size[1] - 1)).clamp_max(seqlen_k - 1)
+    lacking, beyond = seen == 0, torch.zeros_like(seen, dtype=torch.bool)
     if right is not None:
-        hidden = hidden & (keys <= queries + (request.block_size[0] - 1 + right))
+        lacking, beyond = lacking & (keys <= last_query + right), beyond | (last_key > queries + right)
     if left is not None:
-        hidden = hidden & (keys + (request.block_size[1] - 1) >= queries - left)
-    return not bool(hidden.any())
+        lacking, beyond = lacking & (last_key >= queries - left), beyond | (keys < last_query - left)
+    return not bool((lacking | (beyond & (seen == WHOLE_BLOCK))).any())
 
 
 def _ranges(request: Request) -> torch.Tensor:

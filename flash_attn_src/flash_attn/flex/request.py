@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from flash_attn.block_mask import seen_in_lists
 from flash_attn.flex import scores, terms
 from flash_attn.flex.bounds import bounds_of
 from flash_attn.flex.edges import Bounds, UnboundedError
 from flash_attn.flex.scores import ADD, HIDE, SUBTRACT, Score
 from flash_attn.flex.terms import Term
 from flash_attn.flex.values import AXES, values
+from flash_attn.kernels.flags import WHOLE_BLOCK
 
 _SCORE = ("score", *AXES)
 
@@ -63,23 +65,18 @@ class Request:
         return queries, keys
 
     @cached_property
-    def listed(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks in which the mask_mod hides keys, and those that are seen whole: bool (1 or batch, 1 or heads,
-        q_blocks, k_blocks) each."""
+    def seen(self) -> torch.Tensor:
+        """The bytes of the listed blocks, uint8 (1 or batch, 1 or heads, q_blocks, k_blocks): the mask_mod hides keys
+        in a partial block, and none in a whole one."""
         mask = self.lists
-        partial = self._blocks(mask.kv_num_blocks, mask.kv_indices)
-        if mask.full_kv_num_blocks is None:
-            return partial, torch.zeros_like(partial)
-        return partial, self._blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
-
-    def _blocks(self, counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """The blocks that lists name: bool. An index behind the counts, or of no block, is not seen."""
         q_blocks, k_blocks = (-(-n // size) for n, size in zip(self.sizes[2:], self.block_size, strict=True))
-        counts, indices = counts[..., :q_blocks], indices[..., :q_blocks, :]
-        is_listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-        is_block = is_listed & (indices >= 0) & (indices < k_blocks)
-        seen = torch.zeros((*counts.shape, k_blocks + 1), dtype=torch.bool, device=indices.device)
-        return seen.scatter_(-1, torch.where(is_block, indices, k_blocks).long(), value=True)[..., :k_blocks]
+        lists = [(mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)]
+        partial, *full = (
+            seen_in_lists(counts[..., :q_blocks], indices[..., :q_blocks, :], k_blocks)
+            for counts, indices in lists
+            if counts is not None
+        )
+        return torch.where(full[0], WHOLE_BLOCK, partial.byte()) if full else partial.byte()
 
     def places(self, start: int = 0, stop: int | None = None) -> Places:
         """The places of queries [start, stop) and of all else."""
@@ -98,7 +95,7 @@ class Request:
     def bias_sizes(self) -> tuple[int, int, int, int]:
         """(1 or batch, 1 or heads, seqlen_q, seqlen_k) of a bias."""
         names = self.score.names | (self.mask.names if isinstance(self.mask, Term) else frozenset())
-        batch, heads = self.listed[0].shape[:2] if self.lists is not None else (1, 1)
+        batch, heads = self.seen.shape[:2] if self.lists is not None else (1, 1)
         return (self.sizes[0] if "b" in names else batch, self.sizes[1] if "h" in names else heads, *self.sizes[2:])
 
     def visible(self, start: int, stop: int) -> torch.Tensor | None:
@@ -108,10 +105,11 @@ class Request:
             return None
         queries = torch.arange(start, stop, device=self.device) // self.block_size[0]
         keys = torch.arange(self.sizes[3], device=self.device) // self.block_size[1]
-        partial, full = (x[:, :, queries][..., keys] for x in self.listed)
+        seen = self.seen[:, :, queries][..., keys]
         if self.mask is True:
-            return partial | full
-        return (partial & values(self.mask, self.places(start, stop), self.device)) | full
+            return seen != 0
+        shown = (seen != 0) & values(self.mask, self.places(start, stop), self.device)
+        return shown | (seen == WHOLE_BLOCK)
 
     def addend(self, places: Places) -> torch.Tensor:
         """What the steps of the score_mod add to the scores at these places, -inf where they hide a key.

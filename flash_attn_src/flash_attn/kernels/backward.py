@@ -130,12 +130,12 @@ def grad_scores(
     else:
         b_p = tl.exp2(b_s - shifted(b_lse * LOG2E, P_SHIFT))
     if USE_MASK:
-        b_p = apply_mask(b_p, 0.0, pos_m, pos_n, bounds)
-        if MOD.SCORE_MOD == "blocks":
-            if USE_TRANSPOSE:
-                b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, first, pos_n, bounds, scores)
-            else:
-                b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, pos_m, first_col, bounds, scores)
+        if MOD.SCORE_MOD != "blocks":
+            b_p = apply_mask(b_p, 0.0, pos_m, pos_n, bounds)
+        elif USE_TRANSPOSE:
+            b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, first, pos_n, bounds, scores, True)
+        else:
+            b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, pos_m, first_col, bounds, scores, False)
     b_kept = b_p
     b_ds = b_p * (b_dp - b_delta)
     if MOD.SCORE_MOD == "dropout" or MOD.SCORE_MOD == "any":

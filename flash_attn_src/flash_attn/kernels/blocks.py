@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES
+from flash_attn.kernels.common import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES, PARTIAL_BLOCK, WHOLE_BLOCK
 
 
 @triton.jit
@@ -58,29 +58,43 @@ def load_ranges(p_ranges, rows):
 
 
 @triton.jit
-def hide_unseen(x, fill, rows, cols, block_rows, block_cols, bounds, scores):
-    """x where all parts of the mask let the queries `rows` see the keys `cols`, else fill.
+def hide_unseen(x, fill, rows, cols, block_rows, block_cols, bounds, scores, BY_KEYS: tl.constexpr):
+    """x where the window and all parts of the mask let the queries `rows` see the keys `cols`, else fill. A whole block
+    shows its keys whatever the window and the other parts hide.
 
-    One of block_rows and block_cols is the first position of a tile that lies in one block of the mask, so the load of
-    blocks is a vector and no tile. Positions outside of the sequence read the last one, because another mask hides
-    them.
+    block_rows and block_cols are positions of the blocks: of each query and the first key of the tile, BY_KEYS of the
+    first query and each key. The tile lies in one block along the other axis, so the load of blocks is a vector and no
+    tile, and the window is two bounds of each query or key, as in `scores.apply_mask`. Positions outside of the
+    sequence read the last one, because the key's bound hides them, and rows past the last query are never stored.
     """
     last_row, last_col = bounds.seqlen_q - 1, bounds.seqlen_k - 1
-    if scores.flags & HAS_BLOCKS:
-        at_row = tl.minimum(block_rows, last_row) // scores.block_q
-        at_col = tl.minimum(block_cols, last_col) // scores.block_k
-        p_seen = scores.bias + scores.bias_offset + at_row * scores.bias_stride + at_col
-        x = tl.where(tl.load(p_seen) != 0, x, fill)
+    at_row = tl.minimum(block_rows, last_row) // scores.block_q
+    at_col = tl.minimum(block_cols, last_col) // scores.block_k
+    p_seen = scores.bias + scores.bias_offset + at_row * scores.bias_stride + at_col
+    b_seen = tl.load(p_seen, mask=(scores.flags & HAS_BLOCKS) != 0, other=PARTIAL_BLOCK)
+    whole = b_seen == WHOLE_BLOCK
+    if BY_KEYS:
+        first = tl.where(whole, 0, cols - bounds.shift - bounds.window_right)
+        last = tl.where(whole, last_row, cols - bounds.shift + bounds.window_left)
+        last = tl.where((b_seen != 0) & (cols <= last_col), last, -1)
+        x = tl.where(rows <= last, x, fill)
+        x = tl.where(rows >= first, x, fill)
+    else:
+        first = tl.where(whole, 0, rows + bounds.shift - bounds.window_left)
+        last = tl.where(whole, last_col, tl.minimum(rows + bounds.shift + bounds.window_right, last_col))
+        last = tl.where(b_seen != 0, last, -1)
+        x = tl.where(cols <= last, x, fill)
+        x = tl.where(cols >= first, x, fill)
     if scores.flags & HAS_RANGES:
         start, end, other_start, other_end = load_ranges(scores.key_ranges, tl.minimum(rows, last_row))
         inside = ((cols >= start) & (cols < end)) | ((cols >= other_start) & (cols < other_end))
-        x = tl.where(inside, x, fill)
+        x = tl.where(inside | whole, x, fill)
     if scores.flags & HAS_IDS:
         b_id_q = tl.load(scores.ids_q + tl.minimum(rows, last_row))
         b_id_k = tl.load(scores.ids_k + tl.minimum(cols, last_col))
-        x = tl.where(b_id_q == b_id_k, x, fill)
+        x = tl.where((b_id_q == b_id_k) | whole, x, fill)
     if scores.flags & HAS_HIDDEN:
         start, end, other_start, other_end = load_ranges(scores.hidden_queries, tl.minimum(cols, last_col))
         inside = ((rows >= start) & (rows < end)) | ((rows >= other_start) & (rows < other_end))
-        x = tl.where(inside, fill, x)
+        x = tl.where(inside & (whole == 0), fill, x)
     return x

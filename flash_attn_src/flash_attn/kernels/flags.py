@@ -26,6 +26,9 @@ HAS_RANGES = 1 << 18
 HAS_IDS = 1 << 19
 HAS_HIDDEN = 1 << 20
 
+# Bytes of a block mask: hidden, visible where the other parts of a mask show it, visible whatever they hide.
+HIDDEN_BLOCK, PARTIAL_BLOCK, WHOLE_BLOCK = 0, 1, 2
+
 # The cache is FP8 and the queries have 16 bits. Without this flag the queries are FP8, too.
 QUERY_HAS_16_BITS = 32768
 # With QUERY_HAS_16_BITS: the queries and the result are fp16. Without this flag they are bf16.

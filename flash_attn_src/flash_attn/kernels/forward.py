@@ -62,9 +62,12 @@ def _weights(
     if NATURAL:
         b_s += load_bias(scores, bounds, first, (pos_m - first)[:, None], pos_n[None, :], MOD.USE_ANCHOR_DOT)
     if USE_MASK:
-        b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], bounds)
         if MOD.SCORE_MOD == "blocks":
-            b_s = hide_unseen(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], pos_m[:, None], n, bounds, scores)
+            b_s = hide_unseen(
+                b_s, float("-inf"), pos_m[:, None], pos_n[None, :], pos_m[:, None], n, bounds, scores, False
+            )
+        else:
+            b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], bounds)
     b_top = tl.max(b_s, 1)  # [BLOCK_M]
     if not IS_SCALED:
         c = scores.scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
@@ -223,9 +226,10 @@ def attn_fwd(
     SCORE_MOD: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias
     and its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
     elements.
-    Kind `blocks`: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes, with the
-    strides of a bias; block_k is a multiple of BLOCK_N. tiles, int32: the lists of `blocks` for each block of BLOCK_M
-    queries, list_length tiles each; lists_b and lists_h: lists from a batch entry and from a head to the next one.
+    Kind `blocks`: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes as
+    `flags.WHOLE_BLOCK` has them, with the strides of a bias; block_k is a multiple of BLOCK_N. tiles, int32: the lists
+    of `blocks` for each block of BLOCK_M queries, list_length tiles each; lists_b and lists_h: lists from a batch entry
+    and from a head to the next one.
     tile_counts: see `blocks.listed_bounds`. key_ranges, ids_q, ids_k, hidden_queries: see `blocks.mask_parts`.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)

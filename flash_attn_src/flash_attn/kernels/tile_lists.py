@@ -11,7 +11,15 @@ import triton.language as tl
 
 from flash_attn.kernels import operation
 from flash_attn.kernels.blocks import load_ranges, mask_parts
-from flash_attn.kernels.common import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES, RUNTIME_ARGUMENTS
+from flash_attn.kernels.common import (
+    HAS_BLOCKS,
+    HAS_HIDDEN,
+    HAS_IDS,
+    HAS_RANGES,
+    PARTIAL_BLOCK,
+    RUNTIME_ARGUMENTS,
+    WHOLE_BLOCK,
+)
 
 # No block of a mask begins or ends inside of so many queries or keys, counted from a multiple of it.
 _PIECE = tl.constexpr(operation.SPARSE_BLOCK)
@@ -25,53 +33,62 @@ _STEP = tl.constexpr(16)
 def _in_blocks(
     p_seen, stride, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k, has_blocks, real
 ):  # fmt: skip
-    """(whether a block of each tile is visible, whether every block of it is), int1 [TILES] both.
+    """The smallest and the largest byte of the blocks of each tile: [TILES] both, PARTIAL_BLOCK without blocks.
 
     A loop without a step takes the place of a branch, whose tensors Triton 3.7.1 fails to compile for AMD's GPUs.
     """
-    whole = first_m >= 0  # [TILES]
-    some = whole & (has_blocks == 0)  # [TILES]
+    low = tl.where(has_blocks, WHOLE_BLOCK, PARTIAL_BLOCK) + first_m * 0  # [TILES]
+    high = tl.where(has_blocks, 0, PARTIAL_BLOCK) + first_m * 0  # [TILES]
     for r in tl.range(0, tl.where(has_blocks, block_m, 0), _PIECE):
         rows = tl.minimum(first_m + r, last_m) // block_q  # [TILES]
         for c in tl.range(0, block_n, _PIECE):
             cols = tl.minimum(first_n + c, last_n) // block_k  # [TILES]
-            b_seen = tl.load(p_seen + rows.to(tl.int64) * stride + cols, mask=real, other=0) != 0  # [TILES]
-            some = some | b_seen
-            whole = whole & b_seen
-    return some, whole
+            b_seen = tl.load(p_seen + rows.to(tl.int64) * stride + cols, mask=real, other=0).to(tl.int32)  # [TILES]
+            low, high = tl.minimum(low, b_seen), tl.maximum(high, b_seen)
+    return low, high
 
 
 @triton.jit
 def _in_ranges(p_ranges, first_m, last_m, first_n, last_n, block_m, has_ranges, real):
     """(whether a query of each tile has a range that meets its keys, whether every query has one that holds them all),
-    int1 [TILES] both. True where there are no ranges. Queries and keys may change places."""
-    first_n, last_n = first_n[:, None], last_n[:, None]  # [TILES, 1] both
+    int1 [TILES] both. True where there are no ranges. Queries and keys may change places.
+
+    The outer loop takes one turn, or none, so that a mask without ranges pays for no reduction.
+    """
+    col, last_col = first_n[:, None], last_n[:, None]  # [TILES, 1] both
     offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
-    whole = first_n + offs >= 0  # [TILES, _STEP]
-    some = whole & (has_ranges == 0)  # [TILES, _STEP]
-    for r in tl.range(0, tl.where(has_ranges, block_m, 0), _STEP):
-        # Past the last query, and in no real tile, the last query and query 0 are looked at once more.
-        rows = tl.where(real[:, None], tl.minimum(first_m[:, None] + (r + offs), last_m[:, None]), 0)
-        start, end, other_start, other_end = load_ranges(p_ranges, rows)  # [TILES, _STEP] each
-        meets = tl.maximum(start, first_n) < tl.minimum(end, last_n + 1)
-        meets = meets | (tl.maximum(other_start, first_n) < tl.minimum(other_end, last_n + 1))
-        some = some | meets
-        holds = (start <= first_n) & (end > last_n)
-        whole = whole & (holds | ((other_start <= first_n) & (other_end > last_n)))
-    return tl.max(some.to(tl.int32), 1) != 0, tl.min(whole.to(tl.int32), 1) != 0
+    some = (first_n >= 0).to(tl.int32)  # [TILES]
+    whole = some
+    for _ in tl.range(0, has_ranges.to(tl.int32)):
+        b_some = col + offs < 0  # [TILES, _STEP]
+        b_whole = col + offs >= 0  # [TILES, _STEP]
+        for r in tl.range(0, block_m, _STEP):
+            # Past the last query, and in no real tile, the last query and query 0 are looked at once more.
+            rows = tl.where(real[:, None], tl.minimum(first_m[:, None] + (r + offs), last_m[:, None]), 0)
+            start, end, other_start, other_end = load_ranges(p_ranges, rows)  # [TILES, _STEP] each
+            meets = tl.maximum(start, col) < tl.minimum(end, last_col + 1)
+            b_some = b_some | meets | (tl.maximum(other_start, col) < tl.minimum(other_end, last_col + 1))
+            holds = (start <= col) & (end > last_col)
+            b_whole = b_whole & (holds | ((other_start <= col) & (other_end > last_col)))
+        some, whole = tl.max(b_some.to(tl.int32), 1), tl.min(b_whole.to(tl.int32), 1)
+    return some != 0, whole != 0
 
 
 @triton.jit
 def _extrema(ids, first, last, block, has_ids, real):
     """The smallest and the largest id of the positions of each tile, 0 without ids: [TILES] both."""
     offs = tl.arange(0, _STEP)[None, :]  # [1, _STEP]
-    low = tl.load(ids + first, mask=real & has_ids, other=0)[:, None] + offs * 0  # [TILES, _STEP]
+    low = first * 0  # [TILES]
     high = low
-    for r in tl.range(0, tl.where(has_ids, block, 0), _STEP):
-        place = tl.where(real[:, None], tl.minimum(first[:, None] + (r + offs), last[:, None]), 0)
-        b_id = tl.load(ids + place)  # [TILES, _STEP]
-        low, high = tl.minimum(low, b_id), tl.maximum(high, b_id)
-    return tl.min(low, 1), tl.max(high, 1)
+    for _ in tl.range(0, has_ids.to(tl.int32)):
+        b_low = tl.load(ids + first, mask=real, other=0)[:, None] + offs * 0  # [TILES, _STEP]
+        b_high = b_low
+        for r in tl.range(0, block, _STEP):
+            place = tl.where(real[:, None], tl.minimum(first[:, None] + (r + offs), last[:, None]), 0)
+            b_id = tl.load(ids + place)  # [TILES, _STEP]
+            b_low, b_high = tl.minimum(b_low, b_id), tl.maximum(b_high, b_id)
+        low, high = tl.min(b_low, 1), tl.max(b_high, 1)
+    return low, high
 
 
 @triton.jit
@@ -119,14 +136,6 @@ def list_tiles(
             last_n = tl.minimum(first_n + block_n, seqlen_k) - 1
             some = (first_n <= last_m + shift + window_right) & (last_n >= first_m + shift - window_left)
             whole = (last_n <= first_m + shift + window_right) & (first_n >= last_m + shift - window_left)
-            # A loop without a mask loads whole tiles. A tile of queries past the last query is not loaded in a loop
-            # over keys, and keys past the last key need the mask in both.
-            whole = whole & (first_n + block_n <= seqlen_k) & ((by_keys == 0) | (first_m + block_m <= seqlen_q))
-            b_some, b_whole = _in_blocks(
-                p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k,
-                (flags & HAS_BLOCKS) != 0, real,
-            )  # fmt: skip
-            some, whole = some & b_some, whole & b_whole
             b_some, b_whole = _in_ranges(
                 p_ranges, first_m, last_m, first_n, last_n, block_m, (flags & HAS_RANGES) != 0, real
             )
@@ -139,6 +148,15 @@ def list_tiles(
             low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, has_ids, real)  # [BLOCK_N] both
             some = some & (low_q <= high_k) & (low_k <= high_q)
             whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
+            low, high = _in_blocks(  # [BLOCK_N] both
+                p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k,
+                (flags & HAS_BLOCKS) != 0, real,
+            )  # fmt: skip
+            some = (high == WHOLE_BLOCK) | ((high != 0) & some)
+            whole = (low == WHOLE_BLOCK) | ((low != 0) & whole)
+            # A loop without a mask loads whole tiles. A tile of queries past the last query is not loaded in a loop
+            # over keys, and keys past the last key need the mask in both.
+            whole = whole & (first_n + block_n <= seqlen_k) & ((by_keys == 0) | (first_m + block_m <= seqlen_q))
             listed = (real & some & (whole if turn == 0 else whole == 0)).to(tl.int32)  # [BLOCK_N]
             tl.store(p_tiles + counted + _sums_before(listed, BLOCK_N), inner, mask=listed != 0)
             counted += tl.sum(listed, 0)

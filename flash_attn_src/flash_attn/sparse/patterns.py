@@ -14,20 +14,22 @@ from flash_attn.block_mask import BlockMask
 
 
 def either(first: BlockMask, *others: BlockMask) -> BlockMask:
-    """The mask that shows a block if any of the masks shows it. ValueError for masks of other block sizes."""
+    """The mask that shows a block if any of the masks shows it, whole if one shows it whole. ValueError for masks of
+    other block sizes."""
     seen = first.seen
     for other in others:
         _check_alike(first, other)
-        seen = seen | other.seen
+        seen = torch.maximum(seen, other.seen)
     return BlockMask(seen, first.block_size)
 
 
 def both(first: BlockMask, *others: BlockMask) -> BlockMask:
-    """The mask that shows a block if all of the masks show it. ValueError for masks of other block sizes."""
+    """The mask that shows a block if all of the masks show it, whole if all show it whole. ValueError for masks of
+    other block sizes."""
     seen = first.seen
     for other in others:
         _check_alike(first, other)
-        seen = seen & other.seen
+        seen = torch.minimum(seen, other.seen)
     return BlockMask(seen, first.block_size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends.torch import scores, sequences, sparse, tiles
+from flash_attn.backends.torch import scores, sequences, tiles
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, new_out
 from flash_attn.options import TORCH, Options
 
@@ -13,9 +13,6 @@ from flash_attn.options import TORCH, Options
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`."""
     TORCH.refuse(call, "leave it out")
-    if call.options.mask is not None:
-        with torch.no_grad(), in_own_types():
-            return sparse.forward(call)
     q, k, v, out = call.q, call.k, call.v, call.out
     with torch.no_grad(), in_own_types():
         rng_state = call.options.rng_state
@@ -59,8 +56,6 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     call = gradients.forward
     TORCH.refuse(call, "leave it out")
     with torch.no_grad(), in_own_types():
-        if call.options.mask is not None:
-            return sparse.backward(gradients)
         if call.options.dropout_p > 0.0 and call.options.rng_state is None:
             raise ValueError("rng_state: got None, wanted the int64[2] of the forward, as dropout_p > 0")
         options = scores.by_head(call.options, call.batch, call.q.shape[-2])

@@ -6,20 +6,28 @@ The path for a CPU takes them tile by tile, second derivatives take them for all
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
 
+from flash_attn.kernels.flags import WHOLE_BLOCK as WHOLE
+from flash_attn.mask import Mask
 from flash_attn.options import FIELDS, Options, replace
+
+# Of the scores of some queries and keys, in a shape that broadcasts to them: whether the parts of a mask show them, and
+# whether a block shows them whatever else hides them.
+Seen = tuple[torch.Tensor, torch.Tensor]
 
 
 def modified(
-    scores: torch.Tensor, options: Options, places: torch.Tensor, keys: torch.Tensor
+    scores: torch.Tensor, options: Options, places: torch.Tensor, keys: torch.Tensor, seen: Seen | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(scores after the options of a call, -inf where hidden; their derivative by the scores before, None for 1).
 
     scores (batch, heads_k, group, rows, keys): the scaled products. options: tensors as `by_group` gives them, cut to
-    these rows and keys. places (rows, 1): the key on the diagonal of each row; keys (keys,): their numbers.
+    these rows and keys. places (rows, 1): the key on the diagonal of each row; keys (keys,): their numbers. seen: what
+    `seen_by` gives of the call's mask.
     """
     derivative = None
     if options.softcap > 0.0:
@@ -27,24 +35,51 @@ def modified(
         scores, derivative = tanh * options.softcap, 1.0 - tanh * tanh
     if options.attn_bias is not None:
         scores = scores + options.attn_bias.to(scores.dtype)
-    distance = keys - places
     if options.alibi_slopes is not None:
-        scores = scores - options.alibi_slopes.to(scores.dtype) * distance.abs()
-    return _masked(scores, options, distance, places, keys), derivative
+        scores = scores - options.alibi_slopes.to(scores.dtype) * (keys - places).abs()
+    hidden = hidden_by(options, places, keys, seen)
+    return scores if hidden is None else scores.masked_fill(hidden, -torch.inf), derivative
 
 
-def _masked(
-    scores: torch.Tensor, options: Options, distance: torch.Tensor, places: torch.Tensor, keys: torch.Tensor
-) -> torch.Tensor:
+def hidden_by(
+    options: Options, places: torch.Tensor, keys: torch.Tensor, seen: Seen | None = None
+) -> torch.Tensor | None:
+    """The scores that a call hides, bool in a shape that broadcasts to them; None where it hides none."""
+    distance = keys - places
     left, right = window_of(options)
+    parts = []
     if right >= 0:
-        scores = scores.masked_fill(distance > right, -torch.inf)
+        parts.append(distance > right)
     if left >= 0:
-        scores = scores.masked_fill(distance < -left, -torch.inf)
+        parts.append(distance < -left)
     if options.attention_chunk > 0:
-        chunk = options.attention_chunk
-        scores = scores.masked_fill(keys // chunk != places // chunk, -torch.inf)
-    return scores
+        parts.append(keys // options.attention_chunk != places // options.attention_chunk)
+    hidden = reduce(torch.logical_or, parts) if parts else None
+    if seen is None:
+        return hidden
+    shown, whole = seen
+    return ~(whole | (shown if hidden is None else shown & ~hidden))
+
+
+def seen_by(mask: Mask, rows: slice, keys: slice, heads_k: int) -> Seen:
+    """Which of some keys a mask shows to some queries."""
+    cols = torch.arange(keys.start, keys.stop, device=mask.device)
+    lines = torch.arange(rows.start, rows.stop, device=mask.device)[:, None]
+    shown = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
+    whole = ~shown
+    if mask.blocks is not None:
+        block_q, block_k = mask.blocks.block_size
+        of_scores = mask.blocks.seen[:, :, lines // block_q, cols // block_k]
+        shown, whole = of_scores != 0, of_scores == WHOLE
+    if mask.ranges is not None:
+        ranges = mask.ranges[:, :, rows, :, :, None]  # [batch, heads, rows, 2, 2, 1]
+        shown = shown & ((cols >= ranges[..., 0, :]) & (cols < ranges[..., 1, :])).any(3)
+    if mask.hidden is not None:
+        ranges = mask.hidden[:, :, None, keys]  # [batch, heads, 1, keys, 2, 2]
+        shown = shown & ~((lines[..., None] >= ranges[..., 0]) & (lines[..., None] < ranges[..., 1])).any(-1)
+    if mask.ids_q is not None and mask.ids_k is not None:
+        shown = shown & (mask.ids_q[:, None, rows, None] == mask.ids_k[:, None, None, keys])
+    return grouped(shown, heads_k), grouped(whole, heads_k)
 
 
 def window_of(options: Options) -> tuple[int, int]:
@@ -84,7 +119,8 @@ def of_sequences(options: Options, some: slice) -> Options:
         shared = axes == "heads" or (axes == "scores" and x.shape[0] == 1)
         return x if shared else x[some]
 
-    return _each(options, part)
+    options = _each(options, part)
+    return options if options.mask is None else replace(options, mask=options.mask.of_entries(some))
 
 
 def by_group(options: Options, heads_k: int) -> Options:

@@ -117,7 +117,22 @@ class _Block:
         return _spans(0, self.seqlen_q, QUERY_TILE)
 
     def key_spans(self, q0: int, q1: int) -> Iterator[tuple[int, int]]:
-        return _key_spans(q0, q1, self.shift, self.seqlen_k, self.window)
+        if self.options.mask is None:
+            yield from _key_spans(q0, q1, self.shift, self.seqlen_k, self.window)
+            return
+        for k0, k1 in _spans(0, self.seqlen_k, KEY_TILE):
+            hidden = modifiers.hidden_by(self.options, *self.places(q0, q1, k0, k1), self.seen(q0, q1, k0, k1))
+            if hidden is None or not hidden.all():
+                yield k0, k1
+
+    def places(self, q0: int, q1: int, k0: int, k1: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The key on the diagonal of each row, (rows, 1), and the numbers of the keys."""
+        rows = torch.arange(q0 + self.shift, q1 + self.shift, device=self.q.device)[:, None]
+        return rows, torch.arange(k0, k1, device=self.q.device)
+
+    def seen(self, q0: int, q1: int, k0: int, k1: int) -> modifiers.Seen | None:
+        mask = self.options.mask
+        return None if mask is None else modifiers.seen_by(mask, slice(q0, q1), slice(k0, k1), self.heads_k)
 
     def rows(self, x: torch.Tensor, q0: int, q1: int) -> torch.Tensor:
         """Query rows of a (b, heads_k, group, s, d) tensor as (b, heads_k, group * rows, d)."""
@@ -136,8 +151,7 @@ class _Block:
         first, last = q0 + self.shift, q1 - 1 + self.shift
         if (left < 0 or k0 >= last - left) and (right < 0 or k1 - 1 <= first + right):
             options = replace(options, causal=False, window_size=(-1, -1))  # it hides nothing here
-        places = torch.arange(first, last + 1, device=scores.device)[:, None]
-        return modifiers.modified(scores, options, places, torch.arange(k0, k1, device=scores.device))
+        return modifiers.modified(scores, options, *self.places(q0, q1, k0, k1), self.seen(q0, q1, k0, k1))
 
     def kept(self, q0: int, q1: int, k0: int, k1: int) -> torch.Tensor:
         """Dropout mask of a tile; a function of the seed and the tile's place, not of the order."""
