@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from flash_attn import backends
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.triton import sparse as lists
+from flash_attn.block_mask import seen_in_lists
 from flash_attn.calls import attention_call
 from flash_attn.kernels import launches, targets, tuning
 from flash_attn.kernels.operation import SPARSE_BLOCK
@@ -141,6 +143,24 @@ def test_lists_have_each_visible_tile_once(tile: tuple[int, int], by_keys: bool)
                     assert (n + 1) * tile[1] <= sk
                     assert not by_keys or (m + 1) * tile[0] <= sq
     assert (values["block_q"], values["block_k"]) == block
+
+
+@pytest.mark.parametrize("target", [None, "gfx942"])
+@pytest.mark.parametrize("has_full", [False, True])
+def test_bytes_of_lists(target: str | None, has_full: bool, fresh_kernels: None) -> None:  # noqa: ARG001
+    """Counts above the width, indices of no block, behind the counts and in both lists."""
+    generator = torch.Generator().manual_seed(6)
+
+    def draw(least: int, most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(least, most, shape, generator=generator).to(torch.int32)
+
+    pairs = [(draw(0, width + 3, 1, 2, 5), draw(-2, 75, 1, 2, 5, width)) for width in (21, 9)]
+    partial, full = (seen_in_lists(*pair, 70)[:, :, :4] for pair in pairs)
+    wanted = torch.where(full & has_full, 2, partial.byte())
+    given = [tuple(x.to(DEVICE) for x in pair) for pair in pairs]
+    with gpu.pretend(target) if target else contextlib.nullcontext():
+        seen = lists.mark_blocks(given[0], given[1] if has_full else None, 4, 70)
+    assert torch.equal(seen.cpu(), wanted)
 
 
 def _write(x: torch.Tensor, y: torch.Tensor) -> None:

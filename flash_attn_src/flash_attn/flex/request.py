@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flash_attn.backends.triton.sparse import mark_blocks
 from flash_attn.block_mask import seen_in_lists
 from flash_attn.flex import scores, terms
 from flash_attn.flex.bounds import bounds_of
@@ -70,13 +71,14 @@ class Request:
         in a partial block, and none in a whole one."""
         mask = self.lists
         q_blocks, k_blocks = (-(-n // size) for n, size in zip(self.sizes[2:], self.block_size, strict=True))
-        lists = [(mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)]
-        partial, *full = (
-            seen_in_lists(counts[..., :q_blocks], indices[..., :q_blocks, :], k_blocks)
-            for counts, indices in lists
-            if counts is not None
-        )
-        return torch.where(full[0], WHOLE_BLOCK, partial.byte()) if full else partial.byte()
+        lists = (mask.kv_num_blocks, mask.kv_indices)
+        full = None if mask.full_kv_num_blocks is None else (mask.full_kv_num_blocks, mask.full_kv_indices)
+        if any(x.shape[2] < q_blocks for x in (*lists, *(full or ()))):
+            raise UnboundedError("fewer lists than blocks of queries")
+        if self.device.type == "cuda":
+            return mark_blocks(lists, full, q_blocks, k_blocks)
+        seen = seen_in_lists(*lists, k_blocks)[:, :, :q_blocks].byte()
+        return seen if full is None else torch.where(seen_in_lists(*full, k_blocks)[:, :, :q_blocks], WHOLE_BLOCK, seen)
 
     def places(self, start: int = 0, stop: int | None = None) -> Places:
         """The places of queries [start, stop) and of all else."""

@@ -46,6 +46,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 RUNTIME_ARGUMENTS = (
     "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "head_dim_v", "window_left",
     "window_right", "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
+    "q_blocks", "k_blocks", "list_rows", "full_length",
     "lists", "lists_b", "lists_h", "list_length", "block_m", "block_n", "block_q", "block_k", "by_keys",
     "ranges_b", "ranges_h", "ids_qb", "ids_kb", "hidden_b", "hidden_h",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",

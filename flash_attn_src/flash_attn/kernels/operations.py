@@ -197,6 +197,13 @@ _SPARSE_LISTS = Operation(
     has_separate_outputs=True,
     tuning="fixed",
 )
+_BLOCK_LISTS = replace(
+    _SPARSE_LISTS,
+    name="block-lists",
+    module="block_lists",
+    function="mark_blocks",
+    types={"*i32": "counts indices full_counts full_indices", "*u8": "seen"},
+)
 # Decoding waits for memory. It does not load masked columns, so few sizes are enough.
 _DECODE = Operation(
     name="decode",
@@ -430,6 +437,7 @@ OPERATIONS: dict[str, Operation] = {
         *map(_with_value_dims, (_FORWARD, _FORWARD_PAGED, _FORWARD_PAGED_WHOLE, _BACKWARD_DKDV, _BACKWARD_DQ)),
         *map(_for_blocks, (_FORWARD, _BACKWARD_DKDV, _BACKWARD_DQ)),
         _SPARSE_LISTS,
+        _BLOCK_LISTS,
         _BACKWARD_BIAS,
         _BACKWARD_DIAGONALS,
         _BACKWARD_NORMS,

@@ -58,6 +58,30 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
     return values | {"lists_b": heads * lists * (batch > 1), "lists_h": lists * (heads > 1)}, flags
 
 
+def mark_blocks(
+    lists: tuple[torch.Tensor, ...], full: tuple[torch.Tensor, ...] | None, q_blocks: int, k_blocks: int
+) -> torch.Tensor:
+    """The bytes of the blocks that lists name, uint8 (batch, heads, q_blocks, k_blocks): see `kernels.block_lists`.
+
+    lists, full: (counts, indices), int32 (batch, heads, q_blocks or more) and (batch, heads, q_blocks or more, any).
+    """
+    counts, indices, *others = (x.to(torch.int32).contiguous() for x in (*lists, *(full or ())))
+    seen = counts.new_empty((*counts.shape[:2], q_blocks, k_blocks), dtype=torch.uint8)
+    full_counts, full_indices = others or (None, None)
+    kernel = find_one("block-lists", counts.get_device(), torch.float16, 64)
+    planes, columns = counts.shape[0] * counts.shape[1], -(-k_blocks // kernel.block_n)
+    launch(
+        kernel,
+        (columns * q_blocks * planes, 1, 1),
+        {
+            "seen": seen, "counts": counts, "indices": indices, "full_counts": full_counts,
+            "full_indices": full_indices, "q_blocks": q_blocks, "k_blocks": k_blocks, "list_rows": counts.shape[2],
+            "list_length": indices.shape[-1], "full_length": 0 if full_indices is None else full_indices.shape[-1],
+        },
+    )  # fmt: skip
+    return seen
+
+
 def _strides(x: torch.Tensor | None, axes: int) -> tuple[int, ...]:
     """Elements from one to the next, of the first axes of a contiguous tensor; 0 for an axis that all share."""
     if x is None:

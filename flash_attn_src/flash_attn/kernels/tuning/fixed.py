@@ -12,6 +12,7 @@ CONFIGS: dict[tuple[str, str], C] = {
     ("bwd-ddiagonals", "bias"): C(64, 64, 4, block_k=16),
     ("bwd-norms", "plain"): C(128, 0, 4),
     ("sparse-lists", "plain"): C(0, 64, 1),
+    ("block-lists", "plain"): C(0, 64, 1),
     ("append", "plain"): C(16, 0, 4),
     ("combine", "plain"): C(1, 8, 1),
     ("combine", "wide"): C(1, 32, 4),
