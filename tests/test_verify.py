@@ -141,19 +141,19 @@ def test_packages_of_a_torch_are_removed_before_the_next_torch(tmp_path: Path, m
     _pretend(monkeypatch, _report(), _report(_test("test_smoke.py")))
     monkeypatch.setattr(verify, "_with_uv", install)
     monkeypatch.setattr(interpreters, "found", lambda python: {"3.11": "there", "3.12": "there"}.get(python))
-    wheel = wheelhouse.write(tmp_path, cells.universal(data, wheelhouse.NEWEST))
-    made = plan.make_universal_plan(
-        data,
-        flash_attn=wheelhouse.NEWEST,
-        env={"PYTORCH_ROCM_ARCH": "gfx942"},
-        machine=Machine(cores=1, available_mib=4096),
-    )
-    found = verify.verify(wheel, made, tmp_path, every=True)
-    assert found.ok
-    tested = [name for name in found.stages if name.startswith("Python")]
-    assert "Python 3.11, torch 2.5.1" in tested
-    assert len(tested) == len(seen) > len({*map(tuple, seen)}) > 5
+    wheels = []
+    for name in ("2.7.4", wheelhouse.NEWEST):
+        machine, env = Machine(cores=1, available_mib=4096), {"PYTORCH_ROCM_ARCH": "gfx942"}
+        made = plan.make_universal_plan(data, flash_attn=name, env=env, machine=machine)
+        wheels.append((wheelhouse.write(tmp_path, cells.universal(data, name)), made, ()))
+    for found in verify.verify_all(wheels, tmp_path, every=True):
+        assert found.ok
+        tested = [name for name in found.stages if name.startswith("Python")]
+        assert "Python 3.11, torch 2.5.1" in tested
+        assert len(wheels) * (len(tested) + 1) == len(seen) > len({*map(tuple, seen)}) > 5
     assert all(len(kept) == 1 for kept in seen)
+    downloads = [kept for number, kept in enumerate(seen) if kept != seen[number - 1]]
+    assert len(downloads) == len({*map(tuple, seen)}), "one download of each torch, for both wheels"
     assert not any(cache.exists() for cache in caches)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,58 @@ class TorchSource:
     cache: Path | None = None
 
 
+@dataclass(kw_only=True)
+class _Trial:
+    """The tests of one wheel. stages, reports, problems: of the combinations that were tested so far."""
+
+    wheel: Path
+    plan: Plan
+    beside: Sequence[Path]
+    combinations: tuple[Combination, ...]
+    stages: dict[str, Stage] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    torch: str = ""
+
+    def run(self, tested: Combination, source: TorchSource, envs: Path, *, require_gpu: bool) -> None:
+        """All tests with the first combination, the smoke tests with another one."""
+        python, wheels = interpreters.find(tested.python), (self.wheel, *self.beside)
+        key = f"torch{tested.torch}-{source.name}-py{tested.python}"
+        if tested != self.combinations[0]:
+            print(f"  testing it with {tested}", flush=True)
+            self._keep(str(tested), _timed(_with_uv, wheels, source, python, envs / f"{key}-uv"))
+            return
+        self.stages[REPAIRED] = _repaired(self.wheel)
+        report = self._keep(PIP, _timed(_with_pip, wheels, source, python, envs / f"{key}-pip"))
+        by_uv = self._keep(UV, _timed(_with_uv, wheels, source, python, envs / f"{key}-uv"))
+        self.stages |= tested_stages(report, "the wheel could not be installed with pip")
+        if require_gpu and report is not None:
+            self.stages[SELFTEST], problem = _selftest(envs / f"{key}-pip")
+            self.problems += [problem] if problem else []
+        self.torch = _torch_words(source, report or by_uv)
+
+    def _keep(self, stage: str, outcome: _Outcome) -> dict[str, Any] | None:
+        self.stages[stage], report, problem = outcome
+        self.reports += [report] if report is not None else []
+        self.problems += [problem] if problem else []
+        return report
+
+    def verdict(self) -> Verdict:
+        tests = [test for each in self.reports for test in each["tests"]]
+        found = Verdict.of(
+            contents.read(self.wheel),
+            self.plan,
+            beside={path.name: contents.read(path).contents for path in self.beside},
+            torch_source=self.torch,
+            python=self.reports[0]["python"] if self.reports else self.combinations[0].python,
+            stages=self.stages,
+            tests={each: sum(test["outcome"] == each for test in tests) for each in (PASSED, FAILED, "skipped")},
+            failures=tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED)),
+        )
+        earlier = verdicts.beside(self.wheel)
+        return found.with_reports_of(earlier) if earlier else found
+
+
 def verify(
     wheel: Path,
     plan: Plan,
@@ -62,74 +113,63 @@ def verify(
     require_gpu: bool = False,
     every: bool = False,
 ) -> Verdict:
-    """Tests `wheel` as a user would install it and writes <wheel>.verdict.json. Returns the test report.
+    """Tests one wheel as `verify_all` does. Returns its test report."""
+    (found,) = verify_all([(wheel, plan, beside)], work, require_gpu=require_gpu, every=every)
+    return found
 
-    `combinations.of` lists the Pythons and torches; `every` requests all of them. Wheels in `beside` are installed and
-    tested too. With `require_gpu`, torch comes from the ROCm index, else VerifyFailed at once, and the selftest runs
-    too. New environments are created in `work`/envs. Raises VerifyFailed, after the report is written, with the names
-    of the failing tests or the installer's message, and at once under an emulator; MissingTool without uv or Python.
+
+def verify_all(
+    wheels: Sequence[tuple[Path, Plan, Sequence[Path]]],
+    work: Path,
+    *,
+    require_gpu: bool = False,
+    every: bool = False,
+    one_torch: bool = False,
+) -> list[Verdict]:
+    """Tests wheels as a user would install them, and writes <wheel>.verdict.json for each. Returns the test reports.
+
+    wheels: each with its plan and the wheels that are installed and tested beside it. `combinations.of` lists the
+    Pythons and torches of a wheel; `every` requests all of them. The wheels of a torch are tested one after another, so
+    it is downloaded once; `one_torch`, and `every`, delete its packages before the next torch, because several fill a
+    disk. With `require_gpu`, torch comes from the ROCm index, else VerifyFailed at once, and the selftest runs too. Each
+    wheel has new environments, in `work`/envs. Raises VerifyFailed, after all reports are written, with the names of the
+    failing tests or the installer's message, and at once under an emulator; MissingTool without uv or Python.
     """
     if emulator := module("runtime.platform").PLATFORM.emulator():
         raise VerifyFailed(
             f"{emulator} emulates the GPU of this process, and a test report names hardware alone",
             remedy="Run it without the emulator; `python -m rocm_wheels emulate` tests a wheel under it.",
         )
-    first, *others = combinations.of(plan, versions.load(), interpreters.found, every=every)
-    python = interpreters.find(first.python)
-    source = torch_source(first, require_gpu=require_gpu)
-    key = f"torch{first.torch}-{source.name}-py{first.python}"
-    stages = {REPAIRED: _repaired(wheel)}
-    problems = []
+    data = versions.load()
+    trials = [
+        _Trial(wheel=wheel, plan=plan, beside=beside,
+               combinations=combinations.of(plan, data, interpreters.found, every=every))
+        for wheel, plan, beside in wheels
+    ]  # fmt: skip
+    packages_of_torch = work / "uv-cache" if every or one_torch else None
+    by_torch: dict[tuple[str, str], list[tuple[_Trial, Combination]]] = {}
+    for trial in trials:
+        for tested in trial.combinations:
+            by_torch.setdefault((tested.torch, tested.torch_index), []).append((trial, tested))
+    for group in by_torch.values():
+        source = replace(torch_source(group[0][1], require_gpu=require_gpu), cache=packages_of_torch)
+        for trial, tested in group:
+            trial.run(tested, source, work / "envs", require_gpu=require_gpu)
+            shutil.rmtree(work / "envs", ignore_errors=True)
+        if packages_of_torch is not None:
+            shutil.rmtree(packages_of_torch, ignore_errors=True)
 
-    stages[PIP], report, problem = _timed(_with_pip, (wheel, *beside), source, python, work / "envs" / f"{key}-pip")
-    problems += [problem] if problem else []
-    stages[UV], uv_report, problem = _timed(_with_uv, (wheel, *beside), source, python, work / "envs" / f"{key}-uv")
-    problems += [problem] if problem else []
-    stages |= tested_stages(report, "the wheel could not be installed with pip")
-    if require_gpu and report is not None:
-        stages[SELFTEST], problem = _selftest(work / "envs" / f"{key}-pip")
-        problems += [problem] if problem else []
-    reports = [each for each in (report, uv_report) if each is not None]
-    # Each torch takes gigabytes: all of them at once, or the environments of two, would fill the disk of a runner.
-    if others:
-        shutil.rmtree(work / "envs", ignore_errors=True)
-    cache = work / "uv-cache" if every else None
-    for torch, group in itertools.groupby(others, key=lambda other: other.torch):
-        same = list(group)
-        where = replace(torch_source(same[0], require_gpu=require_gpu), cache=cache)
-        for other in same:
-            print(f"  testing it with {other}", flush=True)
-            env = work / "envs" / f"torch{torch}-py{other.python}-uv"
-            interpreter = interpreters.find(other.python)
-            stages[str(other)], more, problem = _timed(_with_uv, (wheel, *beside), where, interpreter, env)
-            shutil.rmtree(env, ignore_errors=True)
-            problems += [problem] if problem else []
-            reports += [more] if more is not None else []
-        if cache is not None:
-            shutil.rmtree(cache, ignore_errors=True)
-
-    tests = [test for each in reports for test in each["tests"]]
-    failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
-    verdict = Verdict.of(
-        contents.read(wheel),
-        plan,
-        beside={path.name: contents.read(path).contents for path in beside},
-        torch_source=_torch_words(source, report or uv_report),
-        python=reports[0]["python"] if reports else first.python,
-        stages=stages,
-        tests={each: sum(test["outcome"] == each for test in tests) for each in (PASSED, FAILED, "skipped")},
-        failures=failures,
-    )
-    earlier = verdicts.beside(wheel)
-    verdict = verdict.with_reports_of(earlier) if earlier else verdict
-    written = verdict.write(wheel)
-    if not verdict.ok:
-        failed = [f"{name}: {stage.status}" for name, stage in verdict.unmet()]
-        raise VerifyFailed(
-            "\n".join([f"{wheel.name} did not pass: {'; '.join(failed)}", *failures, *problems]),
-            remedy=f"the whole verdict is in {written}",
-        )
-    return verdict
+    found, written, failed = [], [], []
+    for trial in trials:
+        verdict = trial.verdict()
+        found.append(verdict)
+        written.append(verdict.write(trial.wheel))
+        if not verdict.ok:
+            unmet = "; ".join(f"{name}: {stage.status}" for name, stage in verdict.unmet())
+            failed += [f"{trial.wheel.name} did not pass: {unmet}", *verdict.failures, *trial.problems]
+    if failed:
+        raise VerifyFailed("\n".join(failed), remedy=f"the whole verdict is in {', '.join(map(str, written))}")
+    return found
 
 
 def torch_source(wanted: Combination, *, require_gpu: bool = False) -> TorchSource:
