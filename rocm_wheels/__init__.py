@@ -21,7 +21,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | wheel | interpreters, combinations, sbom, assemble, repair, windows | a wheel |
 | wheel | contents, rewrite, numbering | the same, read and renamed |
 | wheel | gpus, verdict, verify, container, manylinux | its verdict |
-| wheel | workspace, forecast, closing, build, benchmark | the same by one call |
+| wheel | workspace, forecast, closing, series, build, benchmark | the same by one call |
 | wheel | hub | a repository of the Hugging Face Hub |
 | publish | links, yanks, catalogue, directory, github, published | the wheels of a directory and of releases |
 | publish | admission, parts, assets, attestation | what may be published |

@@ -7,6 +7,7 @@ holds one directory of its own name, and the workflows download with `merge-mult
 from __future__ import annotations
 
 import filecmp
+import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -33,8 +34,10 @@ def unpacked(directory: Path) -> list[Path]:
     return entries
 
 
-def merge(sources: Sequence[Path], target: Path) -> int:
+def merge(sources: Sequence[Path], target: Path, only: str = "*") -> int:
     """Moves the files below the directories `sources` into `target`, under their paths. Returns the number of files.
+
+    only: globs with semicolons between them; a file whose name matches none stays.
 
     Raises DataError, before anything is moved, if two directories hold different files under one path, if `target` has
     another file there, if two paths differ only by case, which are one file on Windows and macOS, or if a path is a
@@ -47,6 +50,8 @@ def merge(sources: Sequence[Path], target: Path) -> int:
         if not source.is_dir():
             raise DataError(f"{source} is not a directory", remedy="Give the directories of the artifacts.")
         for path in _files(source):
+            if not any(fnmatch.fnmatchcase(path.name, glob) for glob in only.split(";")):
+                continue
             name = path.relative_to(source)
             _check_place(target, name)
             for other in filter(None, (found.get(name), target / name if (target / name).exists() else None)):

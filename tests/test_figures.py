@@ -44,15 +44,15 @@ def test_a_change_of_the_data_changes_the_pages(data: Versions, tmp_path: Path) 
     matrix = {**coverage.matrix_of(), "python": ["3.11"]}
     known = figures.figures(replace(data, torch=torch), matrix)
     (tmp_path / "docs").mkdir()
-    old, untouched = "torch <!--=torch-->2.5 to 2.6<!--/-->, <!--=wheel-jobs-->\n9<!--/--> jobs\n", "torch 2.5 to 2.6\n"
+    old, untouched = "torch <!--=torch-->2.5 to 2.6<!--/-->, <!--=wheels-->\n9<!--/--> jobs\n", "torch 2.5 to 2.6\n"
     (tmp_path / "README.md").write_text(old)
     (tmp_path / "docs/page.md").write_text(untouched)
     filled = figures.fill(tmp_path, {}, known)
-    jobs = known["wheel-jobs"]
+    jobs = known["wheels"]
     assert filled == {
-        tmp_path / "README.md": f"torch <!--=torch-->2.5 to 2.99<!--/-->, <!--=wheel-jobs-->{jobs}<!--/--> jobs\n"
+        tmp_path / "README.md": f"torch <!--=torch-->2.5 to 2.99<!--/-->, <!--=wheels-->{jobs}<!--/--> jobs\n"
     }
-    assert int(jobs) < int(figures.figures(data, coverage.matrix_of())["wheel-jobs"])
+    assert int(jobs) < int(figures.figures(data, coverage.matrix_of())["wheels"])
     (tmp_path / "docs/page.md").write_text("<!--=tea-->5<!--/-->")
     with pytest.raises(DataError, match=r"page\.md: there is no figure 'tea'"):
         figures.fill(tmp_path, {}, known)

@@ -16,7 +16,7 @@ from workflows import Job, Runner, base_environment
 
 CELL = "2.7.4 3.11 2.5.1 6.2 triton"
 WHEEL = "flash_attn-2.7.4+rocm62torch2.5triton-cp311"
-BUILDING = ("create_matrix", "build_kernels", "build_wheels_rocm")
+BUILDING = ("create_matrix", "build_kernels", "assemble", "verify")
 REHEARSING = "rehearse"
 
 
@@ -43,8 +43,9 @@ def test_a_dry_run_ends_with_a_tested_wheel(rehearsal: tuple[Runner, dict[str, J
     ran = [name for name, job in jobs.items() if job.result == "success"]
     assert ran == [*BUILDING, REHEARSING], log
     assert all(job.result == "skipped" for name, job in jobs.items() if name not in ran)
-    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("*/flash_attn-*.whl")
-    verdict = json.loads(Path(f"{wheel}.verdict.json").read_text(encoding="utf-8"))
+    (wheel,) = (runner.storage / "artifacts/wheels-2.7.4").glob("*/flash_attn-*.whl")
+    tested = runner.storage / "artifacts/verdicts-torch2.5.1-py3.11/verdicts-torch2.5.1-py3.11"
+    verdict = json.loads((tested / f"{wheel.name}.verdict.json").read_text(encoding="utf-8"))
     assert wheel.name.startswith(f"{WHEEL}-cp311-manylinux")
     assert verdict["ok"]
     assert verdict["targets"] == ["gfx1030"]
@@ -56,12 +57,11 @@ def test_the_wheel_is_assembled_from_kernels_of_another_job(
 ) -> None:
     """The kernels of the other combination's wheel, byte for byte."""
     runner, jobs = rehearsal
-    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("*/flash_attn-*.whl")
+    (wheel,) = (runner.storage / "artifacts/wheels-2.7.4").glob("*/flash_attn-*.whl")
     with ZipFile(wheel) as archive:
         assert archive.read("flash_attn/_kernels/gfx1030.zip") == kernel_store.read_bytes()
     assert jobs["build_kernels"].log.count("$ build/env/bin/python -m rocm_wheels compile") == 1
-    assert "--cached-kernels" in jobs["build_wheels_rocm"].log
-    assert "  compiled" not in jobs["build_wheels_rocm"].log
+    assert "  compiled" not in jobs["assemble"].log
     assert list((runner.storage / "artifacts/kernels-triton-rocm_any-gfx1030-1").glob("*/*/*.co"))
 
 
@@ -77,12 +77,18 @@ def test_every_step_of_the_jobs_ran(rehearsal: tuple[Runner, dict[str, Job]]) ->
         "build_kernels: Save the kernel cache, complete or not",
         "build_kernels: Name the directory after the artifact",
         "build_kernels: Upload",
-        "build: Check out",
-        "build: Download the kernels",
-        "build: Merge the kernels",
-        "build: Build, repair, verify",
-        "build: Name the directory after the artifact",
-        "build: Upload",
+        "assemble: Check out",
+        "assemble: Download the kernels",
+        "assemble: Set up",
+        "assemble: Merge the kernels",
+        "assemble: Assemble",
+        "assemble: Upload",
+        "verify: Check out",
+        "verify: Download the wheels",
+        "verify: Set up",
+        "verify: Merge the wheels",
+        "verify: Test them",
+        "verify: Upload the test reports",
     ]
 
 

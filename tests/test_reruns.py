@@ -77,7 +77,7 @@ def run_again(hub: Hub, tmp_path: Path, *, built: Path | None, crate: Path) -> s
     count = 0
     if built is not None:
         count = 1
-        shutil.copytree(built, artifacts / "wheel-all/wheel-all", ignore=shutil.ignore_patterns("*.crate"))
+        shutil.copytree(built, artifacts / "wheels-all/wheels-all", ignore=shutil.ignore_patterns("*.crate"))
     path = f"{ROOT / 'tests/support/bin'}:{os.environ['PATH']}"
     runner = Job(
         workspace=tmp_path / "workspace",
@@ -86,9 +86,10 @@ def run_again(hub: Hub, tmp_path: Path, *, built: Path | None, crate: Path) -> s
         github={"token": fake_github.TOKEN},
         environment={**base_environment(), **environment(hub), "PATH": path, "PYTHONPATH": str(ROOT)},
     )
-    results = {"build_wheels_rocm": "success" if built else "skipped", "create_release": "success"}
-    outputs = {"create_matrix": {"wheels-count": str(count), "windows-count": str(count), "commit": COMMIT}}
-    jobs = ("create_release", "create_matrix", "build_wheels_rocm", "smoke", "windows", "trend", "sign")
+    results = {"verify": "success" if built else "skipped", "create_release": "success"}
+    counts = dict.fromkeys(("wheels-count", "artifacts-count", "windows-count"), str(count))
+    outputs = {"create_matrix": {**counts, "commit": COMMIT}}
+    jobs = ("create_release", "create_matrix", "verify", "smoke", "windows", "trend", "sign")
     needs = {
         job: {"result": results.get(job, "success" if job in ("create_matrix", "sign") else "skipped"),
               "outputs": outputs.get(job, {})}

@@ -88,7 +88,7 @@ def test_verify_checks_the_path_of_the_verdict_first(
         return real(dir=dir)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", only_the_cache)
-    monkeypatch.setattr(verify, "verify", None)
+    monkeypatch.setattr(verify, "verify_all", None)
     assert cli.main(["verify", str(built), "--cache", str(tmp_path)]) == 10
     message = f"the directory of the wheel, for its verdict, {built.parent} cannot be written: Read-only file system"
     assert capsys.readouterr().err == f"error: {message}\nCopy the wheel to a directory that can.\n"
@@ -110,13 +110,13 @@ def test_verify_again(
     plans: list[Plan] = []
 
     def verified(
-        path: Path, planned: Plan, work: Path, *, beside: list[Path], require_gpu: bool, every: bool
-    ) -> Verdict:
-        assert beside == []
-        assert (path, require_gpu, every) == (built, require, False)
+        wheels: list[tuple[Path, Plan, list[Path]]], work: Path, *, require_gpu: bool, every: bool, one_torch: bool
+    ) -> list[Verdict]:
+        ((path, planned, beside),) = wheels
+        assert (path, beside, require_gpu, every, one_torch) == (built, [], require, False, False)
         assert work.is_dir()
         plans.append(planned)
-        return Verdict(
+        return [Verdict(
             wheel=path.name,
             sha256="0" * 64,
             size=1,
@@ -131,9 +131,9 @@ def test_verify_again(
             | {verdict.GPU: Stage(status=status)},
             tests={},
             failures=(),
-        )
+        )]  # fmt: skip
 
-    monkeypatch.setattr(verify, "verify", verified)
+    monkeypatch.setattr(verify, "verify_all", verified)
     arguments = ["verify", str(built), "--cache", str(tmp_path / "cache"), *(["--require-gpu"] if require else [])]
     code = cli.main(arguments)
     out, err = capsys.readouterr()

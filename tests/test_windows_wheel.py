@@ -192,9 +192,9 @@ def test_a_full_disk_leaves_no_part_of_a_wheel(wheel: Path, tmp_path: Path, monk
 def test_linux_installs_a_windows_wheel_and_does_not_run_it(wheel: Path, tmp_path: Path) -> None:
     assert build.plan_of(wheel).platform == "windows"
     with pytest.raises(DataError, match=f"{re.escape(NAME)} is for Windows, this machine cannot run it"):
-        build.verify_again(wheel, cache=tmp_path, require_gpu=True)
+        build.verify_again([wheel], cache=tmp_path, require_gpu=True)
     there = Path(shutil.copy(wheel, tmp_path / wheel.name))
-    made = build.verify_again(there, cache=tmp_path / "cache", require_gpu=False)
+    (made,) = build.verify_again([there], cache=tmp_path / "cache", require_gpu=False)
     assert verdict.beside(there) == made
     assert made.ok
     assert {name: stage.status for name, stage in made.stages.items()} == {

@@ -29,7 +29,8 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
         assert [key for key, runs_then in runs.items() if runs_then] == [
             "create_matrix",
             "build_kernels",
-            "build_wheels_rocm",
+            "assemble",
+            "verify",
             "windows",
             "crate",
             "rehearse",
@@ -54,7 +55,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
 def test_the_gate_of_publishing(
     release: str, wheels: str, count: str, smoke: str, variable: str, published: bool
 ) -> None:
-    results = {"create_release": release, "create_matrix": "success", "build_wheels_rocm": wheels, "smoke": smoke}
+    results = {"create_release": release, "create_matrix": "success", "verify": wheels, "smoke": smoke}
     for crate in ("success", "failure"):
         for windows, universals in (("success", "8"), ("skipped", "0"), ("skipped", "8"), ("failure", "8")):
             # A run that builds nothing publishes what the draft holds, which was tested before.
@@ -88,7 +89,7 @@ def test_a_release_waits_for_one_approval() -> None:
 def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, built: bool) -> None:
     contexts = {
         "needs": {
-            "build_wheels_rocm": {"result": wheels},
+            "verify": {"result": wheels},
             "create_matrix": {"outputs": {"wheels-count": "36" if built else "0"}},
         },
         "status": "success",
@@ -99,19 +100,19 @@ def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, buil
 
 
 def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
-    """Its artifacts are the universal wheels and the oldest and newest combination of each backend."""
+    """Its wheels are the universal wheels and the oldest and newest combination of each backend."""
     rows = matrix_rows()
     (row,) = rows["gpu"]
-    artifacts = {wheel["artifact"]: wheel["backend"] for wheel in rows["wheels"]}
-    chosen = row["artifacts"].strip("{}").rstrip(",").split(",")
-    assert row["artifacts"] == "{" + ",".join(chosen) + ",}"
-    assert [artifacts[name] for name in chosen] == [*[""] * 8, "ck", "ck", "triton", "triton"]
-    assert {name for name, backend in artifacts.items() if not backend} == set(chosen[:8])
+    backends = {wheel["wheels"]: wheel["backend"] for wheel in rows["wheels"]}
+    chosen = [each for each in backends if each in row["wheels"]]
+    assert ";".join(chosen) != row["wheels"], "universal wheels first"
+    assert sorted(backends[each] for each in chosen) == [*[""] * 8, "ck", "ck", "triton", "triton"]
+    assert sum(map(len, chosen)) + len(chosen) - 1 == len(row["wheels"])
     smoke = load("build.yml")["jobs"]["smoke"]
     assert [
         step["run"].split(" -m rocm_wheels ")[1] for step in smoke["steps"] if "-m rocm_wheels" in step.get("run", "")
     ] == [
-        "merge build/artifacts dist",
+        'merge build/artifacts dist --only "$WHEELS"',
         "verify --require-gpu --cache build/cache dist/flash_attn-*manylinux*.whl",
     ]
     assert row["gpu-timeout-minutes"] < 360
@@ -124,7 +125,7 @@ def test_the_universal_wheels_alone_are_built_through_cibuildwheel(tmp_path: Pat
         step for step in load("_build_rocm.yml")["jobs"]["build"]["steps"] if step["name"] == "Build, repair, verify"
     )
     for row in matrix_rows()["wheels"]:
-        contexts = {"inputs": {**row, "published": "published", "build-triton-backend": False}}
+        contexts = {"inputs": {**row, "build-triton-backend": False}}
         env = {name: str(render(text, contexts)) for name, text in step["env"].items()}
         done = subprocess.run(
             ["bash", "-euc", step["run"]], cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True,
@@ -133,22 +134,8 @@ def test_the_universal_wheels_alone_are_built_through_cibuildwheel(tmp_path: Pat
         cell = [row["python-version"], row["torch-version"], row["rocm-version"], "--backend", row["backend"]]
         assert done.stdout.split() == [
             row["flash-attn-version"], *(cell if row["backend"] else ["--platform", "all", "--cibuildwheel"]),
-            "--cache", "build/cache", "--cached-kernels", "--published", "published.json",
+            "--cache", "build/cache", "--cached-kernels",
         ]  # fmt: skip
-
-
-def test_one_release_at_a_time_and_no_run_waits_that_publishes_nothing() -> None:
-    lock = load("build.yml")["concurrency"]
-    assert set(lock) == {"group", "queue"}, "a run that waits is never cancelled"
-    assert lock["queue"] == "max"
-
-    def group(event: str, number: str, **inputs: object) -> str:
-        return str(render(lock["group"], {"inputs": inputs, "github": {"event_name": event, "run_id": number}}))
-
-    runs = [group("push", "1"), group("push", "2"), group("workflow_dispatch", "3", **{"dry-run": False})]
-    assert runs == 3 * ["release"], "whatever the tag"
-    others = [group("pull_request", "4"), group("workflow_dispatch", "5", **{"dry-run": True})]
-    assert others == ["4", "5"]
 
 
 def test_a_newer_push_to_a_pull_request_cancels_the_jobs_of_the_push_before() -> None:

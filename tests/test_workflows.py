@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workflows import EXPRESSION, ROOT, WORKFLOWS, load, matrix_rows, render, verbs
+from workflows import EXPRESSION, ROOT, WORKFLOWS, holds, load, matrix_rows, render, verbs
 
 from rocm_wheels import cli
 from rocm_wheels.matrix import rows, versions
@@ -45,7 +46,7 @@ def jobs() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield name, key, job
 
 
-def steps() -> Iterator[tuple[str, dict[str, Any]]]:
+def every_step() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, key, job in jobs():
         for step in job.get("steps", []):
             yield f"{name}:{key}: {step['name']}", step
@@ -87,7 +88,8 @@ def test_these_are_the_workflows() -> None:
         "create_release",
         "create_matrix",
         "build_kernels",
-        "build_wheels_rocm",
+        "assemble",
+        "verify",
         "smoke",
         "windows",
         "trend",
@@ -148,11 +150,13 @@ def test_one_job_signs_and_runs_no_code_of_a_wheel() -> None:
     job = build["sign"]
     assert job["permissions"] == {"id-token": "write", "attestations": "write"}
     assert not [step for step in job["steps"] if "run" in step]
-    assert build["crate"]["permissions"] == build["build_wheels_rocm"]["permissions"] == {"contents": "read"}
-    (attest,) = [step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")]
+    assert {str(build[job]["permissions"]) for job in ("crate", "assemble", "verify")} == {"{'contents': 'read'}"}
+    (attest,) = [
+        step for _, step in every_step() if step.get("uses", "").startswith("actions/attest-build-provenance@")
+    ]
     assert attest in job["steps"]
     assert attest["with"]["subject-path"].split() == ["signed/*.crate", "signed/**/*.whl"]
-    (publish,) = [step for _, step in steps() if step["name"] == "Check, upload, publish"]
+    (publish,) = [step for _, step in every_step() if step["name"] == "Check, upload, publish"]
     assert " --attested-by .github/workflows/build.yml" in publish["run"]
     assert publish["env"]["GH_TOKEN"] == "${{ github.token }}", "gh verifies with it"
 
@@ -170,13 +174,29 @@ def test_one_attestation_takes_all_files_of_a_release() -> None:
 
 def test_a_rehearsal_builds_as_a_release_does() -> None:
     """With the same job. Build numbers and the secrets of Windows belong to a release alone."""
-    (caller,) = [job for job in load("build.yml")["jobs"].values() if "_build_rocm" in job.get("uses", "")]
-    contexts = {"vars": {"SIGN_WINDOWS": "true"}, "matrix": {}}
-    for result, published, sign in (("success", "published", True), ("skipped", "", False)):
-        needs = {"create_release": {"result": result}, "create_matrix": {"outputs": {}}}
-        passed = render(caller["with"], {**contexts, "needs": needs})
-        assert (passed["published"], passed["sign"]) == (published, sign)
-    assert {key for key, job in load("build.yml")["jobs"].items() if "secrets." in str(job)} == {"build_wheels_rocm"}
+    job = load("build.yml")["jobs"]["assemble"]
+    steps = {step["name"]: step for step in job["steps"]}
+    row: dict[str, Any] = {"universal": "true"}
+    for result, published in (("success", "published"), ("skipped", "")):
+        contexts = {"vars": {"SIGN_WINDOWS": "true"}, "matrix": row, "status": "success"}
+        contexts["needs"] = {"create_release": {"result": result}}
+        assert render(steps["Assemble"]["env"], contexts)["PUBLISHED"] == published
+        for name in ("Sign the launcher for Windows", "Download the list of public wheels"):
+            assert holds(steps[name]["if"], contexts) is bool(published)
+    assert not holds(steps["Sign the launcher for Windows"]["if"], {**contexts, "matrix": {"universal": ""}})
+    secret = [step["name"] for _, step in every_step() if "secrets." in str(step)]
+    assert secret == ["Sign the launcher for Windows"]
+
+
+def test_a_release_tests_each_of_its_wheels_once() -> None:
+    """The globs of the jobs `verify` and the rows of the jobs `assemble` have every combination once."""
+    rows = matrix_rows()
+    made = [name for row in rows["assemble"] for name, _ in json.loads(row["rows"])]
+    tested = [globs for row in rows["verify"] for globs in row["wheels"].split(";") if globs.startswith("flash_attn-2")]
+    assert sorted(made) == sorted(row["name"] for row in rows["wheels"])
+    assert sorted(tested) == sorted(row["wheels"].split(";")[0] for row in rows["wheels"])
+    artifacts = [row["artifact"] for row in (*rows["assemble"], *rows["verify"])]
+    assert len(set(artifacts)) == len(artifacts)
 
 
 def test_a_job_that_can_write_installs_next_to_nothing() -> None:
@@ -209,7 +229,7 @@ def test_actions_are_pinned_and_get_what_they_take(name: str, key: str, job: dic
 
 
 def test_one_action_has_one_commit() -> None:
-    used = {step["uses"] for _, step in steps() if "uses" in step}
+    used = {step["uses"] for _, step in every_step() if "uses" in step}
     assert len({use.partition("@")[0].removesuffix("/restore").removesuffix("/save") for use in used}) == len(
         {use.partition("@")[2] for use in used}
     )
@@ -257,7 +277,7 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
             elif context == "inputs":
                 assert entry in inputs, expression
             elif context == "matrix":
-                source = re.findall(r"outputs\.(kernels|gpu)\b", str(job["strategy"]))
+                source = re.findall(r"outputs\.(kernels|assemble|verify|gpu)\b", str(job["strategy"]))
                 rows = all_rows[source[0] if source else "wheels"]
                 if "outputs" not in str(job["strategy"]) and "inputs" not in str(job["strategy"]):
                     rows = [job["strategy"]["matrix"]]
@@ -284,12 +304,16 @@ def _inputs(event: Any) -> dict[str, Any]:
 def test_every_key_of_a_row_is_used() -> None:
     rows = matrix_rows()
     build = {**load("build.yml")["jobs"], **load("trend.yml")["jobs"]}
-    users_of = {"kernels": ["build_kernels"], "wheels": ["build_wheels_rocm", "measure"], "gpu": ["smoke"]}
+    single = [f"matrix.{name}" for name in load("_build_rocm.yml")["on"]["workflow_call"]["inputs"]]  # a row alone
+    build["alone"] = {"name": f"${{{{ {' || '.join(single)} }}}}"}
+    users_of = {"kernels": ["build_kernels"], "wheels": ["alone", "measure"], "gpu": ["smoke"]}
+    users_of |= {"assemble": ["assemble"], "verify": ["verify"]}
     for kind, users in users_of.items():
         used = {path[1] for user in users for each in expressions(build[user]) for path in references(each)
                 if path[0] == "matrix"}  # fmt: skip
-        for_people = {"kernels": {"rocm-version"}, "wheels": {"label", "torch-index"}, "gpu": set()}[kind]
-        assert set(rows[kind][0]) == used | for_people
+        for_people = {"kernels": {"rocm-version"}, "wheels": {"name", "label", "torch-index"}}.get(kind, set())
+        used -= {"is-upload", "build-triton-backend", "commit"}
+        assert set(rows[kind][0]) == used | for_people, kind
 
 
 def _outputs() -> set[str]:
@@ -313,7 +337,7 @@ def test_run_lines_hold_no_expression_and_know_their_variables() -> None:
 
 def test_run_lines_are_good_shell(tmp_path: Path) -> None:
     scripts = []
-    for number, (label, step) in enumerate(steps()):
+    for number, (label, step) in enumerate(every_step()):
         if "run" in step:
             script = tmp_path / f"{number}.sh"
             script.write_text(f"#!/usr/bin/env bash\nset -eo pipefail\n# {label}\n{step['run']}\n")
@@ -329,7 +353,7 @@ def test_run_lines_are_good_shell(tmp_path: Path) -> None:
 def test_run_lines_call_verbs_with_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     known = verbs()
     called = {}
-    for label, step in steps():
+    for label, step in every_step():
         if match := re.search(r"-m rocm_wheels ([a-z]+)(.*)", step.get("run", "")):
             called[label] = (match[1], re.findall(r"(?<= )--[a-z-]+", match[2]))
     assert len(called) >= 8
@@ -369,7 +393,7 @@ def test_everything_of_a_release_is_of_its_commit() -> None:
 
 
 def test_artifacts_live_as_long_as_an_approval_may_wait() -> None:
-    for label, step in steps():
+    for label, step in every_step():
         if step.get("uses", "").startswith("actions/upload-artifact@"):
             assert step["with"]["retention-days"] >= 30, label
 

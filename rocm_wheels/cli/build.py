@@ -76,6 +76,18 @@ def add_verbs(verbs: Any) -> None:
             "--cached-kernels", action="store_true", help="fail instead of compiling a kernel that is not in the cache"
         )
         add_cache(verb)
+    assembled = verbs.add_parser(
+        "assemble", help="make the wheels of several rows of create_matrix.py from compiled kernels, untested"
+    )
+    assembled.add_argument(
+        "--rows", required=True, metavar="JSON", help='name and GPU targets of each: [["2.8.3 universal", "gfx942"]]'
+    )
+    assembled.add_argument("--dist", type=directory, default=Path("dist"), metavar="DIR", help="for the wheels (dist)")
+    assembled.add_argument(
+        "--published", type=Path, metavar="FILE", help="as of `build`: wheels that differ get a build number"
+    )
+    add_cache(assembled)
+    assembled.set_defaults(run=_assemble)
     build.add_argument(
         "--planned", metavar="JSON", help="output of the verb `check`: build these plans without planning again"
     )
@@ -171,6 +183,22 @@ def _build(arguments: argparse.Namespace) -> int:
         wheels.append((plan, wheel))
     for plan, wheel in sorted(wheels, key=lambda built: built[0].platform == DEFAULT):  # the last line is for here
         say("\n" + "\n".join(closing.installation(plan, wheel)))
+    return 0
+
+
+@packages_of("build")
+def _assemble(arguments: argparse.Namespace) -> int:
+    try:
+        rows = [(str(name), str(gpus)) for name, gpus in json.loads(arguments.rows)]
+    except (ValueError, TypeError) as error:
+        remedy = 'Give a list of names and GPU targets, such as [["2.8.3 universal", "gfx942"]].'
+        raise DataError(f"--rows is no list of rows: {error}", remedy=remedy) from error
+    from rocm_wheels.wheel import build, numbering
+
+    made = [plan for name, gpus in rows for plan in plans.of_row(versions.load(), name, gpus)]
+    public = numbering.load(arguments.published) if arguments.published else []
+    say = partial(print, flush=True)
+    build.assemble_all(made, dist=arguments.dist.absolute(), cache=cache_of(arguments), say=say, public=public)
     return 0
 
 

@@ -70,7 +70,9 @@ def _json(made: dict[str, list[Row]], tag: str) -> str:
 def _outputs(made: dict[str, list[Row]], tag: str) -> str:
     lines = [f"tag={tag}"]
     for name, each in made.items():
-        lines += [f"{name}={json.dumps({'include': each})}", f"{name}-count={len(each)}"]
+        lines += [f"{name}={json.dumps({'include': each})}"] if name != "wheels" else []  # no job has these rows
+    lines += [f"{name}-count={len(made[name])}" for name in ("kernels", "wheels")]
+    lines.append(f"artifacts-count={len(made['assemble']) + len(made['verify'])}")
     data = versions.load()
     lines.append(f"windows-count={rows.count_for_windows(data, made['wheels'])}")
     lines.append(f"newest={json.dumps({'include': rows.newest(data, made['wheels'])})}")
@@ -78,11 +80,13 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
 
 
 def _listing(made: dict[str, list[Row]], tag: str) -> str:
-    built = {name: each for name, each in made.items() if name != "gpu"}
+    built = {name: made[name] for name in ("kernels", "wheels")}
     lines = [f"{name:<8} {row['name']:<28} {row['runner']}  {row['container'] or 'no container'}"
              for name, each in built.items() for row in each]  # fmt: skip
+    lines += [f"{name:<8} {row['name']:<28} {row['runner']}" for name in ("assemble", "verify") for row in made[name]]
     lines += [f"{'gpu':<8} {row['name']:<28} {row['gpu-runner']}" for row in made["gpu"]]
-    counts = ", ".join(f"{len(each)} {name}" for name, each in built.items())
+    jobs = sum(len(made[name]) for name in made if name != "wheels")
+    counts = f"{len(built['kernels'])} kernels, {len(built['wheels'])} wheels, {jobs} jobs"
     return "\n".join([*lines, f"{counts}{f' for {tag}' if tag else ''}"])
 
 

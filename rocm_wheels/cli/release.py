@@ -225,8 +225,10 @@ def _publish(arguments: argparse.Namespace) -> int:
                 f" gh workflow run build.yml --ref {arguments.tag} -f tag={arguments.tag} -f dry-run=false",
             )
         tell = partial(print, file=sys.stderr, flush=True)
+        public = published.public_wheels(api, but=arguments.tag)
+        plans.check_targets(plan, public)  # before there is a draft
         draft = release.Release(api, arguments.tag, commit, tell)
-        plan = plans.start(draft, replace(plan, commit=commit), published.public_wheels(api, but=arguments.tag))
+        plan = plans.start(draft, replace(plan, commit=commit), public)
         tell(f"{'draft' if draft.draft else 'release'} of {arguments.tag}: {draft.fields['html_url']}")
         tell(f"it shall hold {len(plan.wheels)} wheels")
         say(f"commit={commit}")

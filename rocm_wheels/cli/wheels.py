@@ -26,6 +26,9 @@ def add_verbs(verbs: Any) -> None:
         action="store_true",
         help="test the universal wheel with every supported torch and every Python on this machine",
     )
+    verify.add_argument(
+        "--one-torch", action="store_true", help="delete the packages of a torch before the next one, for a small disk"
+    )
     verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
     add_cache(verify)
     verify.set_defaults(run=_verify)
@@ -79,6 +82,9 @@ def add_verbs(verbs: Any) -> None:
     merge.add_argument(
         "target", type=Path, help="directory for the files; two different files with one name are an error"
     )
+    merge.add_argument(
+        "--only", metavar="GLOBS", default="*", help="only files of these names, as 'flash_attn-*;*-py3-none-any.whl'"
+    )
     merge.add_argument("--count", type=int, metavar="N", help="fail unless there are N artifacts")
     merge.set_defaults(run=_merge)
 
@@ -95,10 +101,13 @@ def _repair(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import build
 
-    for wheel in arguments.wheel:
-        verdict = build.verify_again(
-            wheel, cache=cache_of(arguments), require_gpu=arguments.require_gpu, every=arguments.every_torch
-        )
+    for verdict in build.verify_again(
+        arguments.wheel,
+        cache=cache_of(arguments),
+        require_gpu=arguments.require_gpu,
+        every=arguments.every_torch,
+        one_torch=arguments.one_torch,
+    ):
         print(verdict.summary(), flush=True)
     return 0
 
@@ -179,5 +188,6 @@ def _merge(arguments: argparse.Namespace) -> int:
             f"{arguments.source} holds {len(sources)} artifacts, {arguments.count} were built",
             remedy="Artifacts live 30 days: run all jobs again, not the failed ones alone.",
         )
-    print(f"{arguments.target}: {artifacts.merge(sources, arguments.target)} files of {len(sources)} artifacts")
+    count = artifacts.merge(sources, arguments.target, arguments.only)
+    print(f"{arguments.target}: {count} files of {len(sources)} artifacts")
     return 0

@@ -11,7 +11,7 @@ from rocm_wheels import environment
 from rocm_wheels.errors import DataError, ImpossibleCell
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix import targets as gpu_targets
-from rocm_wheels.matrix.cells import Cell, Claim, Universal, known_backend, resolve, universal
+from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, known_backend, resolve, universal
 from rocm_wheels.matrix.machine import Machine, survey
 from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS, STEPS
 from rocm_wheels.matrix.requested import cards, from_environment, from_machine, no_gpu
@@ -192,6 +192,22 @@ def make_universal_plan(
         notes=notes,
         platform=platform,
     )
+
+
+def of_row(versions: Versions, name: str, gpus: str) -> list[Plan]:
+    """The plans of the wheels of a row of create_matrix.py: of a combination, or of a universal wheel for every system.
+
+    name: "2.8.3 3.11 2.5.1 6.2 ck" or "2.8.3 universal". gpus: its GPU targets, "gfx90a;gfx942".
+    """
+    env = {environment.TORCH_TARGETS: gpus}
+    flash_attn, *cell = name.split()
+    if cell == ["universal"]:
+        made = make_universal_plan(versions, flash_attn=flash_attn, env=env)
+        return [made, *other_platforms(versions, made)]
+    if len(cell) != len(AXES) - 1:
+        raise DataError(f"{name!r} is no row of create_matrix.py", remedy="./create_matrix.py --list prints them.")
+    python, torch, rocm, backend = cell
+    return [make_plan(versions, flash_attn=flash_attn, python=python, torch=torch, rocm=rocm, backend=backend, env=env)]
 
 
 def other_platforms(versions: Versions, made: Plan, *, machine: Machine | None = None) -> list[Plan]:

@@ -1,7 +1,10 @@
-"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard), wheels (combinations), and the GPU job."""
+"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard), wheels (combinations), the jobs that
+assemble and test them, and the GPU job.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -53,6 +56,8 @@ def rows(
                 f"the matrix has {count} rows, a workflow run holds {MAX_ROWS}",
                 remedy=_split(data, cells, requested, make),
             )
+    made["assemble"] = assemble_rows(data, made["wheels"])
+    made["verify"] = verify_rows(data, made["wheels"])
     made["gpu"] = gpu_rows(data, made["wheels"])
     return made
 
@@ -169,6 +174,7 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
                 "gpu-options": GPU_OPTIONS,
                 "kernels": f"kernels-{cell.backend if rocm != NO_ROCM else '*'}-rocm_{rocm}-*",
                 "artifact": f"wheel-{names.stem(names.wheel_name(cell))}",
+                "wheels": _globs(cell),
                 "timeout-minutes": jobs.wheel_minutes,
             }
         )
@@ -198,9 +204,59 @@ def universal_wheel_rows(
             "gpu-options": GPU_OPTIONS,
             "kernels": f"kernels-ck-rocm_{NO_ROCM}-*",
             "artifact": f"wheel-{names.stem(names.wheel_name(claim))}",
+            "wheels": _globs(claim),
             "timeout-minutes": jobs.wheel_minutes,
         }
         for claim in universals
+    ]
+
+
+def _globs(claim: Claim) -> str:
+    """Globs for the files of a combination and of the interfaces beside it, whatever their build numbers."""
+    label = names.local_label(claim)
+    return f"flash_attn-{names.version(claim)}-*{claim.python_tag}-*;*+{label}-*py3-none-any.whl*"
+
+
+def assemble_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
+    """One row for each version of flash-attn, and for each container that its wheels are built in. It has the rows of
+    its wheels, as names and GPU targets in JSON.
+    """
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in wheels:
+        groups.setdefault((str(row["flash-attn-version"]), str(row["container"])), []).append(row)
+    made: list[Row] = []
+    for (version, container), of in groups.items():
+        part = f"{version}-rocm{of[0]['rocm-version']}" if container else version
+        made.append(
+            {
+                "name": part,
+                "flash-attn-version": version,
+                "rows": json.dumps([[row["name"], row["targets"]] for row in of]),
+                "universal": "" if all(row["python-version"] for row in of) else "true",
+                "runner": of[0]["runner"],
+                "container": container,
+                "container-options": of[0]["container-options"],
+                "artifact": f"wheels-{part}",
+                "timeout-minutes": data.jobs.assemble_minutes,
+            }
+        )
+    return made
+
+
+def verify_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
+    """One row for each torch and Python, which tests all their wheels, and one for all universal wheels."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in wheels:
+        groups.setdefault((str(row["torch-version"]), str(row["python-version"])), []).append(row)
+    return [
+        {
+            "name": f"torch {torch}, Python {python}" if python else "universal wheels",
+            "wheels": ";".join(dict.fromkeys(str(row["wheels"]) for row in of)),
+            "runner": of[0]["runner"],
+            "artifact": f"verdicts-torch{torch}-py{python}" if python else "verdicts-universal",
+            "timeout-minutes": data.jobs.verify_minutes,
+        }
+        for (torch, python), of in groups.items()
     ]
 
 
@@ -247,17 +303,17 @@ def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
     backends: dict[str, list[Row]] = {}
     for row in wheels:
         backends.setdefault(str(row["backend"]), []).append(row)
-    universals = [str(row["artifact"]) for row in backends.pop("", [])]
+    universals = [str(row["wheels"]) for row in backends.pop("", [])]
     sample: list[str] = []
     for built in backends.values():
-        cells = [str(row["artifact"]) for row in confirmed(data, built, _torch_and_rocm)]
+        cells = [str(row["wheels"]) for row in confirmed(data, built, _torch_and_rocm)]
         sample += dict.fromkeys((cells[0], cells[-1]))
     if not (universals or sample):
         return []
     return [
         {
             "name": f"{len(universals)} universal wheels and {len(sample)} combinations",
-            "artifacts": f"{{{','.join([*universals, *sample])},}}",  # one name is not a choice
+            "wheels": ";".join([*universals, *sample]),
             "image": _gpu_image(data, _gpu_rocm(data)),
             "gpu-runner": data.jobs.gpu_runner,
             "gpu-options": GPU_OPTIONS,

@@ -44,6 +44,8 @@ class Jobs:
     compile_minutes: int
     kernel_minutes: int
     wheel_minutes: int
+    assemble_minutes: int
+    verify_minutes: int
     gpu_minutes: int
     shards: Mapping[str, int]
     sample_targets: tuple[str, ...]
@@ -222,6 +224,8 @@ def _jobs(table: Table, backends: Mapping[str, Backend], targets: Iterable[str])
         compile_minutes=_positive(table, "compile_minutes"),
         kernel_minutes=_positive(table, "kernel_minutes"),
         wheel_minutes=_positive(table, "wheel_minutes"),
+        assemble_minutes=_positive(table, "assemble_minutes"),
+        verify_minutes=_positive(table, "verify_minutes"),
         gpu_minutes=_positive(table, "gpu_minutes"),
         shards={name: _positive(parts, name) for name in backends},
         sample_targets=table.choices("sample_targets", targets),

@@ -25,7 +25,12 @@ from rocm_wheels.tables import version_key
 
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/notes/*.md", "candle-flash-rocm/README.md")
 _PLACE = re.compile(r"(<!--=([\w.-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
-_WHEEL_MINUTES = 10  # of a job, an estimate: torch for ROCm is several GB
+# Estimated minutes of a hosted runner: to start a job and set it up, to download and unpack a torch for ROCm, to assemble
+# a wheel, and to test it in two environments.
+MINUTES = {"job": 2, "torch": 4, "assemble": 1, "test": 3}
+# Jobs that run once, without a GPU runner: draft, matrix, Windows with pip and uv, crate, sign, publish, index.
+_OTHER_JOBS = 8
+_OTHER_ARTIFACTS = 4  # list of public wheels, reports of pip and uv, crate
 _JOBS_AT_ONCE = 20  # on a free plan of GitHub
 OTHER_MINUTES = 15 + 10 + 145 + 120  # limits of the jobs that each run once: draft, matrix, trend, publish
 _KINDS = ("triton", "ck", "asm")  # compilers
@@ -35,24 +40,25 @@ def figures(versions: Versions, matrix: Mapping[str, Sequence[str]]) -> dict[str
     """Name -> figure. matrix: ROCM_MATRIX of create_matrix.py."""
     selected = select(versions, {"rocm": matrix})
     made = rows.rows(versions, selected.cells, None, selected.universals)
-    wheels, gpu = made["wheels"], made["gpu"]
     stores = {target: _kernels(versions, target) for target in universal(versions, None)}
     seconds = [_seconds(versions, row) for row in made["kernels"]]
     limits = versions.jobs
     longest = (
         math.ceil(len(seconds) / _JOBS_AT_ONCE) * limits.kernel_minutes
-        + math.ceil(len(wheels) / _JOBS_AT_ONCE) * limits.wheel_minutes
-        + len(gpu) * limits.gpu_minutes
+        + math.ceil(len(made["assemble"]) / _JOBS_AT_ONCE) * limits.assemble_minutes
+        + math.ceil(len(made["verify"]) / _JOBS_AT_ONCE) * limits.verify_minutes
+        + len(made["gpu"]) * limits.gpu_minutes
         + OTHER_MINUTES
     )
     checks = sources.module("diagnosis.selftest.cases").cases()
     counted = {
         "universal-names": len(selected.universals),
         "kernel-jobs": len(seconds),
-        "wheel-jobs": len(wheels),
-        "gpu-jobs": len(gpu),
+        "wheels": len(made["wheels"]),
+        "assemble-jobs": len(made["assemble"]),
+        "verify-jobs": len(made["verify"]),
+        "gpu-jobs": len(made["gpu"]),
         "compile-minutes": math.ceil(max(seconds) / 60),
-        "wheel-hours": round(len(wheels) * _WHEEL_MINUTES / 60),
         "selftest-checks": len(checks),
         "selftest-checks-cpu": sum(case.on_cpu for case in checks),
         **{f"wheels-{name}": sum(cell.backend == name for cell in selected.cells) for name in versions.backends},
@@ -67,10 +73,37 @@ def figures(versions: Versions, matrix: Mapping[str, Sequence[str]]) -> dict[str
         "rocm": _span(versions.rocm),
         "flash-attn-names": ", ".join(versions.flash_attn_names),
         "compile-hours": f"{sum(seconds) / 3600:.1f}",
-        "wheel-hours-at-once": f"{len(wheels) * _WHEEL_MINUTES / 60 / _JOBS_AT_ONCE:.1f}",
         "longest-hours": f"{longest / 60:.1f}",
+        **_cost(made, sum(seconds)),
         **{name: str(count) for name, count in counted.items()},
     }
+
+
+def _cost(made: Mapping[str, Sequence[Row]], seconds: float) -> dict[str, str]:
+    """Jobs, torches, artifacts and estimated hours of a release, and those of a release with a job for each wheel.
+
+    A universal wheel is tested with two torches, another one with the torch of its ROCm.
+    """
+    kernels, wheels = len(made["kernels"]), len(made["wheels"])
+    cells = [row for row in made["wheels"] if row["python-version"]]
+    universal = wheels - len(cells)
+    torches = len({(row["torch-version"], row["torch-index"], row["python-version"]) for row in cells})
+    groups = len(made["assemble"]) + len(made["verify"])
+    found = {}
+    for when, jobs, downloads in (
+        ("before", wheels, len(cells) + 2 * universal),
+        ("after", groups, torches + 2 * bool(universal)),
+    ):
+        all_jobs = kernels + jobs + _OTHER_JOBS
+        minutes = all_jobs * MINUTES["job"] + downloads * MINUTES["torch"] + seconds / 60
+        minutes += wheels * (MINUTES["assemble"] + MINUTES["test"])
+        found |= {
+            f"jobs-{when}": str(all_jobs),
+            f"torches-{when}": str(downloads),
+            f"artifacts-{when}": str(kernels + jobs + _OTHER_ARTIFACTS),
+            f"hours-{when}": f"{minutes / 60:.1f}",
+        }
+    return {**found, **{f"minutes-{name}": str(each) for name, each in MINUTES.items()}}
 
 
 def compile_seconds(versions: Versions, targets: Iterable[str]) -> float:

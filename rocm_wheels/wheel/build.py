@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocm_wheels.errors import DataError, VerifyFailed, writing_to
+from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import names, versions
-from rocm_wheels.matrix.cells import has_interfaces
+from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan
 from rocm_wheels.matrix.platforms import DEFAULT, platform_of
-from rocm_wheels.matrix.versions import Interface
 from rocm_wheels.wheel import closing, contents
+from rocm_wheels.wheel.series import Say, Series, StageLog, interfaces
 from rocm_wheels.wheel.verdict import Verdict
 from rocm_wheels.wheel.workspace import work_directory
 
 if TYPE_CHECKING:
     from rocm_wheels.wheel.numbering import PublicWheel
-
-Say = Callable[[str], None]
-
-
-class StageLog:
-    """Prints the result and the duration of each stage when it ends."""
-
-    def __init__(self, say: Say) -> None:
-        self.say = say
-
-    @contextlib.contextmanager
-    def stage(self, name: str, into: Path) -> Iterator[list[str]]:
-        """Times a stage that writes into a directory. The body appends details to the list, which become part of its
-        line.
-        """
-        detail: list[str] = []
-        start = time.monotonic()
-        with writing_to(into):
-            yield detail
-        self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
 
 
 def check_writable(
@@ -88,31 +65,15 @@ def run(
     Errors of the stages are not caught. After a VerifyFailed the wheel and its test report are left for inspection.
     """
     # Imported here: a Python without the packages of the stages must be able to check a plan.
-    from rocm_wheels.compile import kernels, toolchain
-    from rocm_wheels.compile.ck import planner as ck_planner
-    from rocm_wheels.wheel import (
-        assemble,
-        combinations,
-        interpreters,
-        launcher,
-        manylinux,
-        numbering,
-        repair,
-        verify,
-        windows,
-    )
+    from rocm_wheels.compile import toolchain
+    from rocm_wheels.wheel import combinations, interpreters, manylinux, repair, verify, windows
 
-    stages: dict[str, tuple[Callable[..., Path], Callable[[Path, Path], Path]]] = {
-        "linux": (launcher.build, repair.repair),
-        "windows": (partial(launcher.build_for_windows, version=plan.cell.flash_attn), windows.repair),
-    }
-    build_launcher, mend = stages[plan.platform]
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
+    series = Series(dist=dist, cache=cache, log=log, cached_kernels=cached_kernels, without=without, public=public)
     with work_directory(cache) as work:
-        built, wheels, checks = (work / name for name in ("launcher", "wheel", "verify"))
-        for directory in (built, wheels, checks):
-            directory.mkdir()
+        checks = work / "verify"
+        checks.mkdir()
         with log.stage("check", cache) as detail:
             toolchain.check(plan)
             if plan.platform == DEFAULT:
@@ -123,34 +84,7 @@ def run(
             if cibuildwheel:
                 manylinux.check(plan)
             detail += [plan.compiler, f"toolchain {plan.toolchain}"]
-        with log.stage("compile", cache) as detail:
-            backend, tools = plan.cell.backend, plan.toolchain
-            if cached_kernels:
-                kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools, without=without)
-            stores = kernels.compile_store(
-                plan.targets,
-                cache=cache,
-                jobs=plan.jobs,
-                backend=backend,
-                toolchain=tools,
-                without=without,
-                together=True,
-            )
-            detail += [f"{target} {closing.size(store)}" for target, store in stores.items()]
-        with log.stage("assemble", cache) as detail:
-            planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
-            make = manylinux.assemble if cibuildwheel else assemble.assemble
-            compiled = build_launcher(built, cache=cache)
-            raw = make(plan, stores, compiled, wheels, planner=planner)
-            detail.append(raw.name)
-        with log.stage("repair", dist) as detail:
-            repaired = numbering.assign(mend(raw, dist), public)
-            detail.append(repaired.name)
-        beside = []
-        for interface in _interfaces(plan):
-            with log.stage(interface.name.replace("_", "-"), dist) as detail:
-                beside.append(numbering.assign(assemble.assemble_interface(interface, plan, dist), public))
-                detail.append(beside[-1].name)
+        repaired, beside = series.make(plan, work, cibuildwheel=cibuildwheel)
         if plan.platform == DEFAULT:
             say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
         with log.stage("verify", cache) as detail:
@@ -165,45 +99,59 @@ def run(
     return repaired
 
 
-def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = False) -> Verdict:
-    """Tests a finished wheel on this machine and replaces its test report. every: test the universal wheel with every
-    torch.
+def assemble_all(
+    plans: Sequence[Plan], *, dist: Path, cache: Path, say: Say, public: Sequence[PublicWheel] = ()
+) -> None:
+    """Makes the wheels of plans in `dist` from compiled kernels alone; `verify_again` tests them. A universal wheel for
+    Linux is made and tested in a manylinux image, as by `run` with `cibuildwheel`.
+    """
+    check_writable(dist=dist, cache=cache)
+    series = Series(dist=dist, cache=cache, log=StageLog(say), cached_kernels=True, public=public)
+    for plan in plans:
+        in_image = isinstance(plan.cell, Universal) and plan.platform == DEFAULT
+        with work_directory(cache) as work:
+            series.make(plan, work, cibuildwheel=in_image)
 
-    Raises DataError if it is not a wheel of these sources, VerifyFailed if it does not pass, or with `require_gpu` if
+
+def verify_again(
+    wheels: Sequence[Path], *, cache: Path, require_gpu: bool, every: bool = False, one_torch: bool = False
+) -> list[Verdict]:
+    """Tests finished wheels on this machine and replaces their test reports. every, one_torch: as of
+    `verify.verify_all`.
+
+    Raises DataError if one is not a wheel of these sources, VerifyFailed if one does not pass, or with `require_gpu` if
     its tests did not run on a GPU.
     """
     from rocm_wheels.wheel import verdict, verify, windows
 
-    plan = plan_of(wheel)
-    if plan.platform != DEFAULT and require_gpu:
+    plans = {wheel: plan_of(wheel) for wheel in wheels}
+    elsewhere = [wheel for wheel in wheels if plans[wheel].platform != DEFAULT]
+    if elsewhere and require_gpu:
         raise DataError(
-            f"{wheel.name} is for {plan.platform.capitalize()}, this machine cannot run it",
+            f"{elsewhere[0].name} is for {plans[elsewhere[0]].platform.capitalize()}, this machine cannot run it",
             remedy="Install it there and run: python -m flash_attn.selftest",
         )
-    check_writable(cache=cache, verdicts=wheel.absolute().parent)
+    found = []
+    for wheel in wheels:
+        check_writable(cache=cache, verdicts=wheel.absolute().parent)
+    for wheel in elsewhere:
+        with work_directory(cache) as work:
+            found.append(windows.verify(wheel, plans[wheel], work))
+    here = [(wheel, plans[wheel], _beside(wheel, plans[wheel])) for wheel in wheels if wheel not in elsewhere]
     with work_directory(cache) as work:
-        if plan.platform != DEFAULT:
-            return windows.verify(wheel, plan, work)
-        found = verify.verify(wheel, plan, work, beside=_beside(wheel, plan), require_gpu=require_gpu, every=every)
-    if require_gpu and found.gpu.status != verdict.PASSED:
+        found += verify.verify_all(here, work, require_gpu=require_gpu, every=every, one_torch=one_torch)
+    if missed := [each for each in found if require_gpu and each.gpu.status != verdict.PASSED]:
         raise VerifyFailed(
-            f"{wheel.name} was not tested on a GPU: {found.gpu.status}",
+            f"{missed[0].wheel} was not tested on a GPU: {missed[0].gpu.status}",
             remedy="Give the job its GPU (--device=/dev/kfd --device=/dev/dri --group-add video).",
         )
     return found
 
 
-def _interfaces(plan: Plan) -> Sequence[Interface]:
-    """The interfaces whose wheels accompany the wheel. They run on every system, so the build for Linux makes them."""
-    data = versions.load()
-    wanted = plan.platform == DEFAULT and has_interfaces(data, plan.cell)
-    return tuple(data.interfaces.values()) if wanted else ()
-
-
 def _beside(wheel: Path, plan: Plan) -> list[Path]:
-    """The interface wheels in the same directory with the same label."""
+    """The interface wheels in the same directory with the same label, if they accompany this wheel."""
     beside = wheel.resolve().parent
-    return sorted(path for name in versions.load().interfaces for path in beside.glob(f"{name}-*+{plan.label}-*.whl"))
+    return sorted(path for each in interfaces(plan) for path in beside.glob(f"{each.name}-*+{plan.label}-*.whl"))
 
 
 def plan_of(wheel: Path) -> Plan:

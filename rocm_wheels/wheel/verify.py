@@ -131,9 +131,9 @@ def verify_all(
     wheels: each with its plan and the wheels that are installed and tested beside it. `combinations.of` lists the
     Pythons and torches of a wheel; `every` requests all of them. The wheels of a torch are tested one after another, so
     it is downloaded once; `one_torch`, and `every`, delete its packages before the next torch, because several fill a
-    disk. With `require_gpu`, torch comes from the ROCm index, else VerifyFailed at once, and the selftest runs too. Each
-    wheel has new environments, in `work`/envs. Raises VerifyFailed, after all reports are written, with the names of the
-    failing tests or the installer's message, and at once under an emulator; MissingTool without uv or Python.
+    disk. With `require_gpu`, torch comes from the ROCm index, else VerifyFailed at once, and the selftest runs too.
+    Each wheel has new environments, in `work`/envs. Raises VerifyFailed, after all reports are written, with the names
+    of the failing tests or the installer's message, and at once under an emulator; MissingTool without uv or Python.
     """
     if emulator := module("runtime.platform").PLATFORM.emulator():
         raise VerifyFailed(

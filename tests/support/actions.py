@@ -83,8 +83,8 @@ def _chosen(name: str, inputs: Mapping[str, Any]) -> bool:
     pattern = inputs.get("pattern")
     if not pattern:
         return True
-    braces = re.fullmatch(r"\{([^{}]*,[^{}]*)\}", pattern)
-    choices = braces[1].split(",") if braces else [pattern]
+    braces = re.fullmatch(r"\{([^{}]*,[^{}]*)\}(.*)", pattern)
+    choices = [f"{each}{braces[2]}" for each in braces[1].split(",")] if braces else [pattern]
     return any(fnmatch.fnmatchcase(name, each) for each in choices if each)
 
 
