@@ -25,8 +25,8 @@ from rocm_wheels.tables import version_key
 
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/notes/*.md", "candle-flash-rocm/README.md")
 _PLACE = re.compile(r"(<!--=([\w.-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
-# Estimated minutes of a hosted runner: to start a job and set it up, to download and unpack a torch for ROCm, to assemble
-# a wheel, and to test it in two environments.
+# Estimated minutes of a hosted runner: to start a job and set it up, to download and unpack a torch for ROCm, to
+# assemble a wheel, and to test it in two environments.
 MINUTES = {"job": 2, "torch": 4, "assemble": 1, "test": 3}
 # Jobs that run once, without a GPU runner: draft, matrix, Windows with pip and uv, crate, sign, publish, index.
 _OTHER_JOBS = 8
