@@ -89,7 +89,7 @@ def _cost(made: Mapping[str, Sequence[Row]], seconds: float) -> dict[str, str]:
     universal = wheels - len(cells)
     torches = len({(row["torch-version"], row["torch-index"], row["python-version"]) for row in cells})
     groups = len(made["assemble"]) + len(made["verify"])
-    found = {}
+    found: dict[str, str] = {}
     for when, jobs, downloads in (
         ("before", wheels, len(cells) + 2 * universal),
         ("after", groups, torches + 2 * bool(universal)),
