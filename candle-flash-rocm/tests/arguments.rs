@@ -3,7 +3,9 @@
 mod common;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_flash_rocm::launch::internals::{self, Call, Catalogue, Choice, Launch, Planner, Signature, Sources, Tile};
+use candle_flash_rocm::launch::internals::{
+    self, Call, Catalogue, Choice, Launch, Planner, Planning, Signature, Sources, Tile,
+};
 use candle_flash_rocm::launch::{self, Backward, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
@@ -232,6 +234,10 @@ impl Catalogue for Every {
 
     fn choice(&self) -> &Choice {
         common::choice()
+    }
+
+    fn planning(&self) -> &Planning {
+        common::planning()
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_flash_rocm::driver::{Driver, Gpu, Platform};
 use candle_flash_rocm::launch::internals::{
-    plan_backward, plan_forward, Argument, Catalogue, Choice, Device as Units, Signature, Step, Tile,
+    plan_backward, plan_forward, Argument, Catalogue, Choice, Device as Units, Planning, Signature, Step, Tile,
 };
 use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Shape};
 use candle_flash_rocm::store::Stores;
@@ -98,6 +98,10 @@ impl Catalogue for Every {
     fn choice(&self) -> &Choice {
         common::choice()
     }
+
+    fn planning(&self) -> &Planning {
+        common::planning()
+    }
 }
 
 struct Fresh(u64);
@@ -157,6 +161,7 @@ fn store(directory: &Path, kernels: &[(String, String)], planner: Option<&str>) 
         "format": candle_flash_rocm::store::FORMAT,
         "facts": {"gpus": ["gfx942"], "min_hip": null},
         "choice": choice,
+        "planning": common::recorded()["planning"][0],
         "signatures": signatures,
         "kernels": entries,
     });

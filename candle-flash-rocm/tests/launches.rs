@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use candle_flash_rocm::launch::internals::{
-    plan_backward, plan_forward, Argument, Call, Catalogue, Choice, Device, Launch, Name, Planner, Signature, Source,
-    Sources, Step, Tile,
+    plan_backward, plan_forward, Argument, Call, Catalogue, Choice, Device, Launch, Name, Planner, Planning, Signature,
+    Source, Sources, Step, Tile,
 };
 use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{Error, Result};
@@ -43,6 +43,8 @@ struct Recorded {
     cases: Vec<Case>,
     /// What each case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
     composable: Vec<Vec<(String, String)>>,
+    /// The numbers of planning, and by target what they say of assembly.
+    planning: (serde_json::Value, BTreeMap<String, serde_json::Value>),
     /// The names of the arguments of all kernels.
     signatures: Vec<String>,
     /// The kernel providers that Python's table gives each case.
@@ -68,6 +70,8 @@ struct Target {
     launches: Vec<Vec<Launched>>,
     #[serde(skip)]
     signatures: Vec<Signature>,
+    #[serde(skip)]
+    planning: Option<Planning>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -113,6 +117,10 @@ impl Catalogue for Target {
 
     fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    fn planning(&self) -> &Planning {
+        self.planning.as_ref().expect("the numbers of planning")
     }
 }
 
@@ -237,8 +245,17 @@ fn recorded() -> Recorded {
         serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
     for target in recorded.targets.values_mut() {
         target.signatures = recorded.signatures.iter().map(|names| Signature::parse(names)).collect();
+        target.planning = Some(Planning::deserialize(&recorded.planning.0).expect("the numbers of planning"));
     }
     recorded
+}
+
+impl Recorded {
+    fn planning_of(&self, target: &str) -> Planning {
+        let mut planning = self.planning.0.clone();
+        planning["assembly"].clone_from(&self.planning.1[target]);
+        Planning::deserialize(&planning).expect("the numbers of planning")
+    }
 }
 
 #[test]
@@ -505,6 +522,7 @@ fn python_chooses_the_same_kernel_provider_for_every_call() {
     let mut by_assembly = 0;
     for expected in &recorded.sources {
         target.choice.clone_from(&expected.choice);
+        target.planning = Some(recorded.planning_of(&expected.target));
         let device = Device { compute_units: expected.compute_units };
         for (case, (forward_by, backward_by, launch)) in recorded.cases.iter().zip(&expected.calls) {
             let asked = Asked::default();

@@ -26,7 +26,7 @@ from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.sources import Sources
 from flash_attn.calls import AttentionCall, GradientCall, attention_call
-from flash_attn.kernels import assembly, launches, providers, signatures
+from flash_attn.kernels import assembly, launches, planning, providers, signatures
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.arguments import Arguments
@@ -327,6 +327,12 @@ def _choice(target: str) -> str:
     return json.dumps(providers.choice(target), separators=(",", ":"))
 
 
+def _planning() -> str:
+    """The numbers of planning as gfx942's store has them, and by target what they say of assembly, the rest being alike."""
+    of_assembly = {target: planning.facts(target)["assembly"] for target in ("gfx942", "gfx950", "gfx90a")}
+    return json.dumps([planning.facts("gfx942"), of_assembly], separators=(",", ":"))
+
+
 def record() -> str:
     """The file's content."""
     every = list(cases())
@@ -354,7 +360,7 @@ def record() -> str:
     composable = ",\n".join(json.dumps(one, separators=(",", ":")) for one in planned)
     every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
     head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n'
-    head += f'"signatures": {json.dumps(SIGNATURES, indent=0)},\n'
+    head += f'"planning": {_planning()},\n"signatures": {json.dumps(SIGNATURES, indent=0)},\n'
     head += f'"sources": [{", ".join(sources)}],\n"targets": {{\n'
     return head + ",\n".join(lines) + "\n}}\n"
 

@@ -115,6 +115,11 @@ fn choice() -> serde_json::Value {
     })
 }
 
+/// A manifest's numbers of planning.
+fn planning() -> &'static serde_json::Value {
+    &common::recorded()["planning"][0]
+}
+
 /// A store of one kernel, `head tail`, whose bytes `code` are in another store.
 fn without_code(offset: usize, at: usize) -> Vec<u8> {
     let digest = "ea0b02ab1f1a7d9b65b068a1b9398621a64f3ebdd751f293f6fa64748f87fb3e";
@@ -122,7 +127,7 @@ fn without_code(offset: usize, at: usize) -> Vec<u8> {
         "group": "g", "offset": 0, "size": 8, "sha256": digest, "symbol": "s", "threads": 64, "shared": 0,
         "params": "P", "code": {"at": at, "offset": offset, "size": 4},
     });
-    let manifest = serde_json::json!({"format": 5, "signatures": [], "facts": facts(&["gfx1103"]), "choice": choice(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
+    let manifest = serde_json::json!({"format": 6, "signatures": [], "facts": facts(&["gfx1103"]), "choice": choice(), "planning": planning(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"headtail")])
 }
 
@@ -130,7 +135,7 @@ fn without_code(offset: usize, at: usize) -> Vec<u8> {
 fn a_generic_store_serves_the_gpus_that_its_manifest_names() {
     let directory = Directory::new("generic");
     let manifest = |facts| {
-        serde_json::json!({"format": 5, "signatures": [], "facts": facts, "choice": choice(), "kernels": {}})
+        serde_json::json!({"format": 6, "signatures": [], "facts": facts, "choice": choice(), "planning": planning(), "kernels": {}})
             .to_string()
     };
     let path = directory.0.join("gfx11-generic.zip");
@@ -153,11 +158,12 @@ fn a_generic_store_serves_the_gpus_that_its_manifest_names() {
 fn a_manifest_without_facts_or_with_unknown_providers_is_refused() {
     for (name, part, words) in [
         ("facts", serde_json::json!({"min_hip": null}), "manifest.json cannot be read: missing field `gpus`"),
+        ("planning", serde_json::json!({"flags": {}}), "field `HAS_CU_SEQLENS_Q`"),
         ("choice", serde_json::json!(null), "manifest.json cannot be read: invalid type: null"),
         ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["mlir"], "larger": []}), "`mlir`"),
         ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": [], "larger": []}), "field `serves`"),
     ] {
-        let mut manifest = serde_json::json!({"format": 5, "signatures": ["q"], "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
+        let mut manifest = serde_json::json!({"format": 6, "signatures": ["q"], "facts": facts(&["gfx942"]), "choice": choice(), "planning": planning(), "kernels": {}});
         manifest[name] = part;
         refused(read(archive(&[("manifest.json", manifest.to_string().as_bytes())])), &[words]);
     }
@@ -199,9 +205,9 @@ fn files_that_are_no_store_are_refused() {
     refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
     refused(read(archive(&[("other", b"")])), &["manifest.json"]);
     refused(read(archive(&[("manifest.json", b"\"x\"")])), &["manifest.json cannot be read"]);
-    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 5"]);
+    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 6"]);
     refused(
-        read(archive(&[("manifest.json", br#"{"format": 5, "kernels": [1]}"#)])),
+        read(archive(&[("manifest.json", br#"{"format": 6, "kernels": [1]}"#)])),
         &["manifest.json cannot be read"],
     );
 }
@@ -214,7 +220,7 @@ fn with(field: &str, value: &str) -> Vec<u8> {
     });
     entry[field] = serde_json::from_str(value).expect("JSON");
     let manifest =
-        serde_json::json!({"format": 5, "signatures": ["q"], "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {"k": entry}})
+        serde_json::json!({"format": 6, "signatures": ["q"], "facts": facts(&["gfx942"]), "choice": choice(), "planning": planning(), "kernels": {"k": entry}})
             .to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"code")])
 }
@@ -332,14 +338,17 @@ proptest! {
     fn mutated_manifests_never_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut manifest = br#"{"format": 5, "signatures": ["q k scale group"], "facts": {"gpus": ["gfx942"], "min_hip": null},
+        let mut manifest = br#"{"format": 6, "signatures": ["q k scale group"], "facts": {"gpus": ["gfx942"], "min_hip": null},
             "choice": {"max_head_dim": 256, "default": ["ck", "triton"], "larger": ["triton"], "serves": {}, "rows": [{"op": "fwd",
             "dtypes": ["bf16"], "dims": [1, 64], "masks": ["plain"], "least_q": 1, "sources": ["asm"], "value_dim": 0}]},
             "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
             "threads": 64, "shared": 0, "params": "PPif00", "signature": 0, "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}, "b": {"group": "g",
             "offset": 1, "size": 2, "sha256": "", "symbol": "b", "threads": 9, "shared": 0, "params": "B200"}, "a": {"group":
-            "g", "offset": 0, "size": 4, "sha256": "", "symbol": "a", "threads": 512, "shared": 0, "params": "K512"}}}"#
+            "g", "offset": 0, "size": 4, "sha256": "", "symbol": "a", "threads": 512, "shared": 0, "params": "K512"}},
+            "planning": "#
             .to_vec();
+        manifest.extend(planning().to_string().into_bytes());
+        manifest.push(b'}');
         for (place, value) in changes {
             let place = place.index(manifest.len());
             manifest[place] = value;

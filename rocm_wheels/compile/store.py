@@ -110,6 +110,7 @@ def archive(
         "target": target,
         "facts": sources.module("kernels.targets").facts(target),
         "choice": sources.module("kernels.providers").choice(target),
+        "planning": sources.module("kernels.planning").facts(target),
         "compiler": dict(zip(("name", "version"), made_by, strict=True)),
         "signatures": signatures,
         "kernels": kernels,

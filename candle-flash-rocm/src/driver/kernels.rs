@@ -10,7 +10,7 @@ use super::module::{Function, Module};
 use super::planner::Planner;
 use super::{Driver, Platform};
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Signature, Sources, Tile};
+use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Planning, Signature, Sources, Tile};
 use crate::store::{Kernel, Parameter, Store, Stores};
 
 /// A store's kernels on a device.
@@ -248,6 +248,10 @@ impl Catalogue for Kernels {
 
     fn choice(&self) -> &Choice {
         self.store.choice()
+    }
+
+    fn planning(&self) -> &Planning {
+        self.store.planning()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::plan::{Catalogue, Launch, Step};
 use super::refuse::refuse;
 use super::signature::{Name, Values};
-use super::{flags, variant, Operand, Pages, Shape};
+use super::{Operand, Pages, Planning, Shape};
 use crate::error::{argument, Result};
 
 /// Rotary embedding of new keys and of queries. Tables are dense, `(places, half)`, of the call's type.
@@ -52,13 +52,13 @@ pub struct Append {
 }
 
 impl Append {
-    fn check(&self) -> Result<()> {
+    fn check(&self, planning: &Planning) -> Result<()> {
         let shape = &self.shape;
-        shape.check()?;
+        shape.check(planning)?;
         refuse(&[("cu_seqlens_q", shape.is_packed())], "packed rows cannot be appended: pass dense ones")?;
         refuse(&[("k", shape.options.is_fp8)], "nothing is appended to a cache in FP8: write its rows yourself")?;
         for (name, operand) in [("k_new", self.k_new), ("v_new", self.v_new), ("k", self.k), ("v", self.v)] {
-            operand.check(name, shape.vec())?;
+            operand.check(name, shape.vec(), planning)?;
         }
         if self.seqlen_new == 0 || self.seqlen_new > shape.seqlen_k {
             return argument("seqlen_new", self.seqlen_new, format!("1 to seqlen_k, {}", shape.seqlen_k));
@@ -68,8 +68,8 @@ impl Append {
             refuse(&[("cache_lines", shape.options.lines != 0)], "pages have a block_table instead: leave it out")?;
         }
         if let Some(Rotary { cos, sin, places, half, q, turned, .. }) = &self.rotary {
-            q.check("q", shape.vec())?;
-            turned.check("q_turned", shape.vec())?;
+            q.check("q", shape.vec(), planning)?;
+            turned.check("q_turned", shape.vec(), planning)?;
             if [*cos, *sin].contains(&0) {
                 return argument("rotary_cos and rotary_sin", "NULL", "addresses of both tables");
             }
@@ -90,13 +90,15 @@ impl Append {
 ///
 /// If sizes, addresses or strides do not fit, or a kernel is missing.
 pub fn plan_append(call: &Append, kernels: &dyn Catalogue) -> Result<Vec<Step>> {
-    call.check()?;
-    let shape = &call.shape;
-    let kernel = variant::name("append", shape.dtype, shape.head_dim, "plain")?;
+    let planning = kernels.planning();
+    call.check(planning)?;
+    let (shape, flags) = (&call.shape, &planning.flags);
+    let kernel = planning.kernel("append", shape.dtype.name(), shape.head_dim, "plain")?;
     let (block, vec) = (kernels.tile(&kernel)?.block_m.max(1), shape.vec());
     let capacity = call.pages.map_or(shape.seqlen_k, |pages| pages.columns * pages.size);
     let bit = |is_set: bool, flag: i32| if is_set { flag } else { 0 };
-    let mut bits = bit(call.lengths != 0, flags::SEQUSED_K) | bit(shape.options.lines != 0, flags::CACHE_BATCH_IDX);
+    let mut bits =
+        bit(call.lengths != 0, flags.has_seqused_k) | bit(shape.options.lines != 0, flags.has_cache_batch_idx);
     // Without rotary embedding the kernel reads no query and no table.
     let nothing = Rotary {
         cos: call.k_new.address,
@@ -111,9 +113,9 @@ pub fn plan_append(call: &Append, kernels: &dyn Catalogue) -> Result<Vec<Step>> 
     let rotary = call.rotary.unwrap_or(nothing);
     let q_rows = if call.rotary.is_some() { shape.seqlen_q * shape.heads } else { 0 };
     let sees_a_part = shape.window_left.is_some() || shape.window_right.is_some() || shape.options.chunk != 0;
-    bits |= bit(rotary.is_interleaved, flags::ROTARY_INTERLEAVED)
-        | bit(rotary.offsets != 0, flags::ROTARY_SEQLENS)
-        | bit(call.rotary.is_some() && sees_a_part, flags::ROTARY_MOVES);
+    bits |= bit(rotary.is_interleaved, flags.rotary_interleaved)
+        | bit(rotary.offsets != 0, flags.has_rotary_seqlens)
+        | bit(call.rotary.is_some() && sees_a_part, flags.rotary_moves);
     let (k_blocks, q_blocks) = ((call.seqlen_new * shape.heads_k).div_ceil(block), q_rows.div_ceil(block));
     let mut values = Values::new();
     let tensors = [
@@ -158,6 +160,6 @@ pub fn plan_append(call: &Append, kernels: &dyn Catalogue) -> Result<Vec<Step>> 
     ])?;
     values.ints(&[(Name::flags, bits)]);
     let width = shape.head_dim.max(shape.head_dim_v);
-    let grid = [((k_blocks + q_blocks) * shape.batch) as u32, width.div_ceil(64) as u32, 1];
+    let grid = [((k_blocks + q_blocks) * shape.batch) as u32, width.div_ceil(planning.columns("append")?) as u32, 1];
     Ok(vec![Launch::filled(kernels, kernel, grid, &values)?])
 }

@@ -4,22 +4,14 @@
 //! Their backward needs sums before and after it that no kernel of a store computes, so Triton's
 //! kernels compute every backward.
 
-use super::choice::Mask;
+use super::choice::{Mask, Operation};
 use super::plan::{Catalogue, Device, Fill, Launch, Step};
-use super::{Argument, Dtype, Forward, Operand, Shape};
+use super::planning::{Assembly, AssemblyKernel};
+use super::{Argument, Forward, Operand, Shape};
 use crate::error::Result;
 
-/// The head dim that the kernels serve, and the queries of a tile.
-const HEAD_DIM: usize = 128;
-const ROWS: usize = 256;
-/// Compute units of an MI308X, whole and partitioned. Its programs go to four dies in turn instead of eight.
-const MI308_UNITS: [usize; 2] = [80, 64];
-/// The kernels add up bytes in unsigned 32 bits, and multiply row strides as signed 24 bits.
-const MAX_BYTES: usize = 1 << 32;
-const MAX_ROW_BYTES: usize = 1 << 23;
+/// Bytes of an element.
 const BYTES: usize = 2;
-/// Queries up to which heads come before tiles.
-const BY_HEADS: usize = 16384;
 
 /// All arguments of a kernel; each has 16 bytes.
 #[derive(Default)]
@@ -45,8 +37,8 @@ impl Block {
 }
 
 /// The kernel of a forward; None where there is none, or where it would leave something to do after it.
-fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(String, Mask)> {
-    let shape = &call.shape;
+fn kernel<'a>(call: &Forward, kernels: &'a dyn Catalogue, device: Device) -> Option<&'a AssemblyKernel> {
+    let (shape, assembly) = (&call.shape, &kernels.planning().assembly);
     let mask = Mask::of(shape);
     let is_paged = call.pages.is_some() || call.lengths != 0;
     // For rows that see no key, a causal kernel stores -inf as lse, and a plain kernel stores NaN.
@@ -57,25 +49,29 @@ fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(St
     };
     if !kernels.choice().serves("asm-fwd", shape, is_paged)
         || !every_row_has_a_key
-        || mask == Mask::Window
-        || (shape.dtype, shape.head_dim, shape.head_dim_v) != (Dtype::Bf16, HEAD_DIM, HEAD_DIM)
         || shape.options.needs_cache()
         || shape.softmax_scale < 0.0
         || [("q", call.q), ("k", call.k), ("v", call.v), ("q", call.out)]
             .iter()
-            .any(|(name, operand)| is_too_large(name, operand, shape))
+            .any(|(name, operand)| is_too_large(name, operand, shape, assembly))
     {
         return None;
     }
-    let form = if shape.is_packed() { "-varlen" } else { "" };
-    let name = format!("asm-fwd-bf16-d128-{}{form}", if mask == Mask::Causal { "causal" } else { "plain" });
-    let of_mi308 = format!("{name}-mi308");
-    let own = if MI308_UNITS.contains(&device.compute_units) { [of_mi308, name] } else { [name, of_mi308] };
-    own.into_iter().find(|name| kernels.has(name)).map(|name| (name, mask))
+    let value_dim = if shape.head_dim_v == shape.head_dim { 0 } else { shape.head_dim_v };
+    let serves = |row: &&AssemblyKernel| {
+        row.op == Operation::Forward
+            && row.dtype == shape.dtype.name()
+            && (row.mask, row.packed, row.value_dim) == (mask, shape.is_packed(), value_dim)
+            && (row.least_dim..=row.head_dim).contains(&shape.head_dim)
+            && kernels.has(&row.name)
+    };
+    // Programs of an MI308X go to four dies in turn instead of eight.
+    let is_mi308 = assembly.mi308_units.contains(&device.compute_units);
+    assembly.kernels.iter().filter(serves).min_by_key(|row| row.name.ends_with("-mi308") != is_mi308)
 }
 
 /// Whether a tensor reaches over more bytes than the kernels can address, with a head to spare.
-fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
+fn is_too_large(name: &str, operand: &Operand, shape: &Shape, assembly: &Assembly) -> bool {
     let (rows, heads) = match (name, shape.is_packed()) {
         ("q", true) => (shape.total_q, shape.heads),
         ("q", false) => (shape.seqlen_q, shape.heads),
@@ -86,7 +82,7 @@ fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
     let last = reach
         .iter()
         .fold(0usize, |sum, (count, stride)| sum.saturating_add(count.saturating_sub(1).saturating_mul(*stride)));
-    operand.row.saturating_mul(BYTES) >= MAX_ROW_BYTES || last >= MAX_BYTES / BYTES
+    operand.row.saturating_mul(BYTES) >= assembly.max_row_bytes || last >= assembly.max_bytes / BYTES
 }
 
 /// The plan of a forward by AMD's assembly; None where it has no kernel.
@@ -96,11 +92,12 @@ fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
 /// If sizes, addresses or strides do not fit.
 pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
-    shape.check()?;
+    let planning = kernels.planning();
+    shape.check(planning)?;
     for (name, operand) in [("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)] {
-        operand.check(name, shape.vec())?;
+        operand.check(name, shape.vec(), planning)?;
     }
-    let Some((kernel, mask)) = kernel(call, kernels, device) else { return Ok(None) };
+    let Some(kernel) = kernel(call, kernels, device) else { return Ok(None) };
     let is_empty = [shape.batch, shape.seqlen_q, shape.seqlen_k, shape.rows_q()].contains(&0);
     let mut steps = Vec::new();
     if shape.is_packed() || is_empty {
@@ -113,28 +110,47 @@ pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Devi
     if is_empty {
         return Ok(Some(steps));
     }
-    let tiles = shape.seqlen_q.div_ceil(ROWS);
+    let tiles = shape.seqlen_q.div_ceil(kernel.rows);
     // A program of a causal kernel computes two tiles, one near the start and one near the end.
-    let tiles = if mask == Mask::Causal { tiles.div_ceil(2) } else { tiles } as u32;
+    let tiles = if kernel.mask == Mask::Causal { tiles.div_ceil(2) } else { tiles } as u32;
     let (heads, batch) = (shape.heads as u32, shape.batch as u32);
     let grid = if shape.is_packed() { [heads, batch, tiles] } else { [tiles, heads, batch] };
-    steps.push(Step::Launch(Launch { kernel, grid, arguments: vec![Argument::Structure(arguments(call, mask))] }));
+    let arguments = vec![Argument::Structure(arguments(call, kernel, &planning.assembly))];
+    steps.push(Step::Launch(Launch { kernel: kernel.name.clone(), grid, arguments }));
     Ok(Some(steps))
 }
 
-fn arguments(call: &Forward, mask: Mask) -> Vec<u8> {
+fn arguments(call: &Forward, kernel: &AssemblyKernel, assembly: &Assembly) -> Vec<u8> {
     let Forward { shape, q, k, v, out, lse, .. } = call;
     // An axis of one element may have any stride. The kernels multiply it by 0.
     let bytes = |operand: &Operand| [operand.row, operand.head, operand.batch].map(|stride| stride.wrapping_mul(BYTES));
     let ([q_row, q_head, q_batch], [k_row, k_head, k_batch]) = (bytes(q), bytes(k));
     // The order of the tiles: by heads where every die gets equally many of them, else and for long sequences by tiles.
-    let by_heads = mask == Mask::Plain || (shape.heads.is_multiple_of(8) && shape.seqlen_q <= BY_HEADS);
+    let is_short = shape.seqlen_q <= assembly.max_queries_by_heads;
+    let by_heads = kernel.mask == Mask::Plain || (shape.heads.is_multiple_of(8) && is_short);
     let stores_lse = 1;
     let mut block = Block::default();
     block.addresses(&[out.address, q.address, k.address, v.address, *lse]);
     block.slot(&shape.softmax_scale.to_le_bytes());
-    block.numbers(&[shape.seqlen_q, q_row, ROWS * q_row, q_head, q_batch, shape.group(), k_row, k_head, k_batch]);
-    block.numbers(&[if by_heads { 5 } else { 3 }, stores_lse, shape.seqlen_k, HEAD_DIM, HEAD_DIM, shape.heads]);
+    block.numbers(&[
+        shape.seqlen_q,
+        q_row,
+        kernel.rows * q_row,
+        q_head,
+        q_batch,
+        shape.group(),
+        k_row,
+        k_head,
+        k_batch,
+    ]);
+    block.numbers(&[
+        if by_heads { 5 } else { 3 },
+        stores_lse,
+        shape.seqlen_k,
+        shape.head_dim,
+        shape.head_dim_v,
+        shape.heads,
+    ]);
     block.numbers(&bytes(v));
     block.numbers(&bytes(out));
     block.addresses(&[shape.cu_seqlens_q, shape.cu_seqlens_k]);

@@ -4,16 +4,8 @@ use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step, Su
 use super::refuse::refuse;
 use super::signature::{Name, Values};
 use super::tile_lists::plan_lists;
-use super::{variant, Backward, Operand, Shape};
+use super::{Backward, Operand, Planning, Shape};
 use crate::error::{argument, Result};
-
-/// Splitting dk and dv is worthwhile if each program still processes this many queries, counted
-/// over its heads.
-const ROWS_WORTH_PARTS: usize = 4096;
-
-/// The kernel that measures dout and v first. Only stores for GPUs whose fp16 products flush subnormals have this kernel.
-/// There the backward kernels of fp16 take its result.
-const NORMS: &str = "bwd-norms-fp16-d64";
 
 /// Plans a backward.
 ///
@@ -27,7 +19,8 @@ pub fn plan_backward(
     memory: &mut dyn Memory,
 ) -> Result<Vec<Step>> {
     let shape = &call.shape;
-    shape.check()?;
+    let planning = kernels.planning();
+    shape.check(planning)?;
     let tensors = [
         ("dout", call.dout),
         ("q", call.q),
@@ -39,11 +32,11 @@ pub fn plan_backward(
         ("dv", call.dv),
     ];
     for (name, operand) in tensors {
-        operand.check(name, shape.vec())?;
+        operand.check(name, shape.vec(), planning)?;
     }
     refuse(&shape.options.of_a_cache(), "a backward cannot honour it: leave it out")?;
     refuse(&[("leftpad_k", shape.options.leftpad != 0)], "a backward cannot honour it: leave it out")?;
-    if !variant::serves_pair(shape.head_dim, shape.head_dim_v) {
+    if !planning.serves_pair(shape.head_dim, shape.head_dim_v)? {
         return argument(
             "head_dim_v",
             format!("{} beside head_dim {}", shape.head_dim_v, shape.head_dim),
@@ -58,7 +51,7 @@ pub fn plan_backward(
         // The kernel writes the rows of sequences alone.
         steps.push(Step::Fill(Fill { address: delta, pattern: 0, count: shape.lse_elements() }));
     }
-    let mut values = shape.values(&call.q, &call.k, &call.v, call.lse)?;
+    let mut values = shape.values(planning, [&call.q, &call.k, &call.v], call.lse)?;
     values.operand(Name::dout, [Name::stride_gb, Name::stride_gm, Name::stride_gh], &call.dout, shape.dtype.vec())?;
     values.pointers(&[(Name::delta, delta)]);
     plan_norms(call, kernels, memory, &mut values, &mut steps)?;
@@ -67,7 +60,8 @@ pub fn plan_backward(
     Ok(steps)
 }
 
-/// Plans the measuring of dout and v for kernels that take the result.
+/// Plans the measuring of dout and v for kernels that take the result: fp16 kernels of GPUs whose products flush
+/// subnormals.
 fn plan_norms(
     call: &Backward,
     kernels: &dyn Catalogue,
@@ -76,8 +70,8 @@ fn plan_norms(
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
-    let planes = shape.batch * shape.heads_k;
-    let dq = variant::name(&operation("bwd-dq", shape), shape.dtype, shape.head_dim, shape.kind())?;
+    let (planes, planning) = (shape.batch * shape.heads_k, kernels.planning());
+    let dq = kernel_of("bwd-dq", shape, planning)?;
     if !kernels.signature(&dq)?.has(Name::norms) {
         return Ok(());
     }
@@ -85,19 +79,17 @@ fn plan_norms(
     values.pointers(&[(Name::norms, norms)]);
     if planes > 0 {
         let mut of_norms = values.clone();
-        of_norms.ints(&[(Name::flags, shape.flags())]);
-        steps.push(Launch::filled(kernels, NORMS.to_owned(), line(planes)?, &of_norms)?);
+        of_norms.ints(&[(Name::flags, shape.flags(planning))]);
+        let kernel = planning.kernel("bwd-norms", "fp16", 1, "plain")?;
+        steps.push(Launch::filled(kernels, kernel, line(planes)?, &of_norms)?);
     }
     Ok(())
 }
 
-/// Flags of the kernels of a bias, which alone read sinks.
-fn of_bias(shape: &Shape) -> i32 {
-    if shape.options.bias.address == 0 {
-        0
-    } else {
-        shape.score_flags()
-    }
+/// The flags of dq, dk and dv. Kernels of a bias alone read sinks.
+fn flags_of(shape: &Shape, planning: &Planning) -> i32 {
+    let of_bias = if shape.options.bias.address == 0 { 0 } else { shape.score_flags(planning) };
+    shape.flags(planning) | of_bias | shape.options.mask.flags(&planning.flags)
 }
 
 /// Rows of k in all.
@@ -109,15 +101,16 @@ fn rows_k(shape: &Shape) -> usize {
     }
 }
 
-/// The operation of a call: for a mask, for v with the head dim of q and k, or for v with another head dim.
-fn operation(name: &str, shape: &Shape) -> String {
-    if shape.options.mask.is_used() {
+/// The kernel of a call: for a mask, for v with the head dim of q and k, or for v with another head dim.
+fn kernel_of(name: &str, shape: &Shape, planning: &Planning) -> Result<String> {
+    let operation = if shape.options.mask.is_used() {
         format!("sparse-{name}")
     } else if shape.head_dim == shape.head_dim_v {
         name.to_owned()
     } else {
         format!("{name}-v")
-    }
+    };
+    planning.kernel(&operation, shape.dtype.name(), shape.head_dim, shape.kind())
 }
 
 /// A fill of zeros of a dense gradient, whose rows have so many elements.
@@ -134,9 +127,10 @@ fn plan_dq(
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
-    let kernel = variant::name(&operation("bwd-dq", shape), shape.dtype, shape.head_dim, shape.kind())?;
+    let planning = kernels.planning();
+    let kernel = kernel_of("bwd-dq", shape, planning)?;
     let tile = kernels.tile(&kernel)?;
-    let (blocks, planes, packed) = shape.grid(tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
+    let (blocks, planes, packed) = shape.grid(planning, tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
     if blocks * planes == 0 {
         steps.push(clear(&call.dq, shape.rows_q() * shape.heads * shape.head_dim, shape));
         return Ok(());
@@ -147,9 +141,9 @@ fn plan_dq(
     values.sizes(&[
         (Name::m_blocks, blocks),
         (Name::planes, shape.heads * shape.batch),
-        (Name::chunk, chunk(planes, shape.is_even(), &tile)),
+        (Name::chunk, chunk(planes, shape.is_even(), &tile, planning)),
     ])?;
-    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape) | shape.options.mask.flags())]);
+    values.ints(&[(Name::flags, packed | flags_of(shape, planning))]);
     if shape.options.mask.is_used() {
         let tile = (tile.block_m, tile.block_n);
         steps.push(plan_lists(shape, kernels, tile, false, memory, &mut values)?);
@@ -167,14 +161,15 @@ fn plan_dkdv(
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
-    let kernel = variant::name(&operation("bwd-dkdv", shape), shape.dtype, shape.head_dim, shape.kind())?;
+    let planning = kernels.planning();
+    let kernel = kernel_of("bwd-dkdv", shape, planning)?;
     let tile = kernels.tile(&kernel)?;
     let total_k = rows_k(shape);
-    let (blocks, planes, packed) = shape.grid(tile.block_n, shape.seqlen_k, shape.heads_k, total_k);
+    let (blocks, planes, packed) = shape.grid(planning, tile.block_n, shape.seqlen_k, shape.heads_k, total_k);
     // dk and dv of all parts, in fp32, take no more memory than dq would.
     let most = shape.heads * shape.rows_q() / (2 * shape.heads_k * total_k).max(1);
     let parts = if call.may_split && shape.head_dim == shape.head_dim_v {
-        parts(shape, blocks * planes, most, device)
+        parts(shape, blocks * planes, most, device, planning)
     } else {
         1
     };
@@ -212,9 +207,9 @@ fn plan_dkdv(
         (Name::total_k, total_k),
         (Name::n_blocks, blocks),
         (Name::planes, shape.heads_k * parts * shape.batch),
-        (Name::chunk, chunk(planes, shape.is_even(), &tile)),
+        (Name::chunk, chunk(planes, shape.is_even(), &tile, planning)),
     ])?;
-    values.ints(&[(Name::flags, packed | shape.flags() | of_bias(shape) | shape.options.mask.flags())]);
+    values.ints(&[(Name::flags, packed | flags_of(shape, planning))]);
     if shape.options.mask.is_used() {
         let tile = (tile.block_m, tile.block_n);
         steps.push(plan_lists(shape, kernels, tile, true, memory, &mut values)?);
@@ -230,12 +225,12 @@ fn plan_dkdv(
 
 /// Into how many parts the query heads of a key head are shared out between programs of dk and dv: as few as keep the
 /// GPU busy, no more than half the group and than `most`.
-fn parts(shape: &Shape, programs: usize, most: usize, device: Device) -> usize {
+fn parts(shape: &Shape, programs: usize, most: usize, device: Device, planning: &Planning) -> usize {
     let group = shape.group();
-    if programs == 0 || group.saturating_mul(shape.seqlen_q) < ROWS_WORTH_PARTS {
+    if programs == 0 || group.saturating_mul(shape.seqlen_q) < planning.grid.rows_worth_splits {
         return 1;
     }
-    let wanted = 3 * device.compute_units;
+    let wanted = planning.grid.programs_of_unit * device.compute_units;
     let possible: Vec<usize> = (1..=(group / 2).min(most)).filter(|parts| group.is_multiple_of(*parts)).collect();
     let enough = possible.iter().copied().find(|parts| programs.saturating_mul(*parts) >= wanted);
     enough.or(possible.last().copied()).unwrap_or(1)

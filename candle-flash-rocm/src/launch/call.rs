@@ -1,6 +1,7 @@
 //! A forward and a backward as values.
 
-use super::{flags, Operand, Pages, Shape};
+use super::planning::{bit, Planning};
+use super::{Operand, Pages, Shape};
 
 /// A forward with tensors on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,8 +27,8 @@ pub struct Forward {
 
 impl Forward {
     /// Which of the optional pointers of a kernel of whole sequences are real.
-    pub(super) fn flags(&self) -> i32 {
-        self.shape.flags() | if self.lengths == 0 { 0 } else { flags::SEQUSED_K }
+    pub(super) fn flags(&self, planning: &Planning) -> i32 {
+        self.shape.flags(planning) | bit(self.lengths, planning.flags.has_seqused_k)
     }
 }
 

@@ -3,12 +3,9 @@
 //!
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
-use super::plan::{Fill, Launch, Memory, Step};
-use super::{Backward, Choice, Dtype, Forward, Operand, Shape};
+use super::plan::{Catalogue, Fill, Launch, Memory, Step};
+use super::{Backward, Dtype, Forward, Operand, Planning, Shape};
 use crate::error::Result;
-
-/// Head dims of the kernels of the backward.
-const DIMS: [usize; 4] = [32, 64, 128, 256];
 
 /// The kind of call to plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +75,11 @@ impl Fields {
     }
 }
 
-/// The largest head dim of Composable Kernel's kernels.
-const MAX_HEAD_DIM: usize = 256;
-
 /// Whether Composable Kernel may have a kernel for a shape.
 ///
 /// This project's kernels have the dropout of this crate, so that a backward draws the numbers of its forward.
-fn has_kernels(shape: &Shape) -> bool {
-    let is_known = shape.head_dim <= MAX_HEAD_DIM && shape.head_dim_v == shape.head_dim;
+fn has_kernels(shape: &Shape, planning: &Planning) -> bool {
+    let is_known = planning.composable.head_dims.last() >= Some(&shape.head_dim) && shape.head_dim_v == shape.head_dim;
     shape.dtype != Dtype::F32 && is_known && shape.options.dropout == 0.0 && !shape.options.needs_cache()
 }
 
@@ -94,11 +88,12 @@ fn has_kernels(shape: &Shape) -> bool {
 /// # Errors
 ///
 /// If the planner finds that sizes, addresses or strides do not fit.
-pub fn plan_forward_ck(call: &Forward, choice: &Choice, planner: &dyn Planner) -> Result<Option<Vec<Step>>> {
+pub fn plan_forward_ck(call: &Forward, kernels: &dyn Catalogue, planner: &dyn Planner) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
-    shape.check()?;
+    let planning = kernels.planning();
+    shape.check(planning)?;
     // Its kernels take pages; this crate does not plan them.
-    if !has_kernels(shape) || !choice.serves("ck-fwd", shape, false) || call.pages.is_some() {
+    if !has_kernels(shape, planning) || !kernels.choice().serves("ck-fwd", shape, false) || call.pages.is_some() {
         return Ok(None);
     }
     let mut steps = Vec::new();
@@ -133,14 +128,16 @@ pub fn plan_forward_ck(call: &Forward, choice: &Choice, planner: &dyn Planner) -
 /// If the planner finds that sizes, addresses or strides do not fit.
 pub fn plan_backward_ck(
     call: &Backward,
-    choice: &Choice,
+    kernels: &dyn Catalogue,
     planner: &dyn Planner,
     memory: &mut dyn Memory,
 ) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
-    shape.check()?;
-    let served = choice.serves("ck-bwd", shape, false);
-    let possible = has_kernels(shape) && shape.group() == 1 && DIMS.contains(&shape.head_dim);
+    let planning = kernels.planning();
+    shape.check(planning)?;
+    let served = kernels.choice().serves("ck-bwd", shape, false);
+    let possible =
+        has_kernels(shape, planning) && shape.group() == 1 && planning.composable.head_dims.contains(&shape.head_dim);
     if !served || !possible || [shape.batch, shape.seqlen_q, shape.seqlen_k].contains(&0) {
         return Ok(None);
     }

@@ -5,7 +5,7 @@ use super::refuse::refuse;
 use super::signature::Name;
 use super::split_kv::{self, Cache};
 use super::tile_lists::plan_lists;
-use super::{variant, Dtype, Forward};
+use super::{Dtype, Forward};
 use crate::error::Result;
 
 /// Plans a forward.
@@ -20,10 +20,11 @@ pub fn plan_forward(
     memory: &mut dyn Memory,
 ) -> Result<Vec<Step>> {
     let shape = &call.shape;
-    shape.check()?;
+    let planning = kernels.planning();
+    shape.check(planning)?;
     let tensors = [("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)];
     for (name, operand) in tensors {
-        operand.check(name, shape.vec())?;
+        operand.check(name, shape.vec(), planning)?;
     }
     if let Some(pages) = &call.pages {
         pages.check()?;
@@ -35,16 +36,16 @@ pub fn plan_forward(
         refuse(&[("bias", shape.options.bias.address != 0)], "not with seqlens_k: let the bias hide keys by -inf")?;
         refuse(&[("mask", shape.options.mask.is_used())], "not with seqlens_k: let the mask hide keys")?;
     }
-    if split_kv::is_needed(call) {
-        return split_kv::plan(&Cache::needed(call)?, kernels, device, memory);
+    if split_kv::is_needed(call, planning)? {
+        return split_kv::plan(&Cache::needed(call, planning)?, kernels, device, memory);
     }
     let kernel = kernel_of(call, kernels)?;
     let tile = kernels.tile(&kernel)?;
-    if let Some(cache) = Cache::of(call, tile.block_m, device) {
+    if let Some(cache) = Cache::of(call, tile.block_m, device, planning) {
         return split_kv::plan(&cache, kernels, device, memory);
     }
 
-    let (blocks, planes, packed) = shape.grid(tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
+    let (blocks, planes, packed) = shape.grid(planning, tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
     let mut steps = Vec::new();
     if blocks * planes == 0 {
         // No program clears the rows outside of every sequence.
@@ -60,7 +61,7 @@ pub fn plan_forward(
     }
     let (table, table_stride, page_size) =
         call.pages.map_or((0, 0, 1), |pages| (pages.table, pages.stride, pages.size));
-    let mut values = shape.values(&call.q, &call.k, &call.v, call.lse)?;
+    let mut values = shape.values(planning, [&call.q, &call.k, &call.v], call.lse)?;
     values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, shape.dtype.vec())?;
     values.pointers(&[(Name::seqused_k, call.lengths), (Name::block_table, table)]);
     values.sizes(&[
@@ -68,9 +69,12 @@ pub fn plan_forward(
         (Name::page_size, page_size),
         (Name::m_blocks, blocks),
         (Name::planes, shape.heads * shape.batch),
-        (Name::chunk, chunk(planes, shape.is_even(), &tile)),
+        (Name::chunk, chunk(planes, shape.is_even(), &tile, planning)),
     ])?;
-    values.ints(&[(Name::flags, packed | call.flags() | shape.score_flags() | shape.options.mask.flags())]);
+    values.ints(&[(
+        Name::flags,
+        packed | call.flags(planning) | shape.score_flags(planning) | shape.options.mask.flags(&planning.flags),
+    )]);
     if shape.options.mask.is_used() {
         let tile = (tile.block_m, tile.block_n);
         steps.push(plan_lists(shape, kernels, tile, false, memory, &mut values)?);
@@ -81,13 +85,14 @@ pub fn plan_forward(
 
 /// The forward kernel's name. Keys in pages take the faster kernel where no block of them crosses a page.
 fn kernel_of(call: &Forward, kernels: &dyn Catalogue) -> Result<String> {
-    let shape = &call.shape;
+    let (shape, planning) = (&call.shape, kernels.planning());
     let suffix = if shape.head_dim == shape.head_dim_v { "" } else { "-v" };
     let name = |operation: &str| {
-        variant::name(&format!("{operation}{suffix}"), shape.dtype, shape.head_dim, shape.forward_kind())
+        let operation = format!("{operation}{suffix}");
+        planning.kernel(&operation, shape.dtype.name(), shape.head_dim, shape.forward_kind())
     };
     if shape.options.mask.is_used() {
-        return variant::name("sparse-fwd", shape.dtype, shape.head_dim, "mask");
+        return planning.kernel("sparse-fwd", shape.dtype.name(), shape.head_dim, "blocks");
     }
     let Some(pages) = call.pages else { return name("fwd") };
     if shape.dtype != Dtype::F32 && shape.options.leftpad == 0 {

@@ -1,6 +1,6 @@
 //! A mask in memory that grows with the length of the sequences.
 
-use super::flags;
+use super::planning::{bit, Flags};
 
 /// A query sees a key that all parts of the mask show. A part whose address is 0 shows every key. Each part is dense but
 /// for its strides of sequences and of heads, in elements, which are 0 where all share it.
@@ -29,18 +29,14 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// What block sizes are multiples of.
-    pub(super) const BLOCK: usize = 64;
-
     pub(super) fn is_used(&self) -> bool {
         self.blocks != 0 || self.ranges != 0 || self.ids != [0; 2] || self.hidden != 0
     }
 
-    pub(super) fn flags(&self) -> i32 {
-        let bit = |address: u64, bit: i32| if address == 0 { 0 } else { bit };
-        bit(self.blocks, flags::BLOCKS)
-            | bit(self.ranges, flags::RANGES)
-            | bit(self.ids[0], flags::IDS)
-            | bit(self.hidden, flags::HIDDEN)
+    pub(super) fn flags(&self, flags: &Flags) -> i32 {
+        bit(self.blocks, flags.has_blocks)
+            | bit(self.ranges, flags.has_ranges)
+            | bit(self.ids[0], flags.has_ids)
+            | bit(self.hidden, flags.has_hidden)
     }
 }

@@ -11,11 +11,12 @@ mod backward;
 mod call;
 mod choice;
 mod composable;
-mod flags;
+mod dtype;
 mod forward;
 mod mask;
 mod options;
 mod plan;
+mod planning;
 mod refuse;
 mod shape;
 mod signature;
@@ -23,16 +24,15 @@ mod sources;
 mod split_kv;
 mod tensor;
 mod tile_lists;
-mod variant;
 
 pub use append::{Append, Rotary};
 pub use call::{Backward, Forward};
+pub use dtype::Dtype;
 pub use mask::Mask;
 pub use options::{Bias, Options};
 pub use plan::Memory;
 pub use shape::Shape;
 pub use tensor::{Operand, Pages};
-pub use variant::Dtype;
 
 pub(crate) use append::plan_append;
 pub(crate) use argument::Argument;
@@ -41,6 +41,7 @@ pub(crate) use choice::{Choice, Source};
 pub(crate) use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
 pub(crate) use forward::plan_forward;
 pub(crate) use plan::{Catalogue, Device, Fill, Launch, Step, Tile};
+pub(crate) use planning::Planning;
 pub(crate) use signature::Signature;
 pub(crate) use sources::Sources;
 
@@ -54,6 +55,7 @@ pub mod internals {
     pub use super::composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
     pub use super::forward::plan_forward;
     pub use super::plan::{Catalogue, Device, Fill, Launch, Step, Sum, Tile};
+    pub use super::planning::Planning;
     pub use super::signature::{Name, Signature};
     pub use super::sources::Sources;
 }

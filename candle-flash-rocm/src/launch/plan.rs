@@ -1,7 +1,7 @@
 //! The parts of a launch plan: steps, arguments, and interfaces to kernels, memory and the device.
 
 use super::signature::Values;
-use super::{Argument, Choice, Signature};
+use super::{Argument, Choice, Planning, Signature};
 use crate::error::{Error, Result};
 
 /// One launch of a kernel of the store.
@@ -108,6 +108,9 @@ pub trait Catalogue {
 
     /// Which source of kernels serves a call.
     fn choice(&self) -> &Choice;
+
+    /// The numbers by which launches are planned.
+    fn planning(&self) -> &Planning;
 }
 
 /// Where plans get their workspaces.
@@ -136,6 +139,6 @@ pub(super) fn line(blocks: usize) -> Result<[u32; 3]> {
 }
 
 /// How many planes a kernel takes at once.
-pub(super) fn chunk(planes: usize, even: bool, tile: &Tile) -> usize {
-    planes.min(if even && tile.num_xcds == 1 { 1 } else { 8 })
+pub(super) fn chunk(planes: usize, even: bool, tile: &Tile, planning: &Planning) -> usize {
+    planes.min(if even && tile.num_xcds == 1 { 1 } else { planning.grid.chunk })
 }

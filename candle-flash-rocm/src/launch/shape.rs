@@ -1,18 +1,13 @@
 //! Sizes and options that a forward and its backward have in common.
 
+use super::planning::{bit, Planning};
 use super::refuse::{refuse, Used};
 use super::signature::{Name, Values};
-use super::{flags, variant, Bias, Dtype, Mask, Operand, Options};
+use super::{Bias, Dtype, Operand, Options};
 use crate::error::{argument, Result};
-
-/// The window size that means "no limit": larger than any sequence.
-const OPEN_WINDOW: i32 = 1 << 29;
 
 /// Elements of a tensor: more than any GPU has memory for, and far from the largest number.
 const MAX_ELEMENTS: usize = 1 << 44;
-
-/// Rows of a tile of a bias span less than 2 GiB in fp32.
-const MAX_BIAS_ROW: i32 = 1 << 21;
 
 /// What forward and backward have in common. Addresses of 0 are options that are not used.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,20 +89,20 @@ impl Shape {
     /// # Errors
     ///
     /// If a size does not fit, with its name.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self, planning: &Planning) -> Result<()> {
         if self.heads_k == 0 || !self.heads.is_multiple_of(self.heads_k) {
             return argument("heads_k", self.heads_k, format!("a divisor of heads, {}", self.heads));
         }
-        let multiple = self.vec().max(8);
+        let (multiple, max_head_dim) = (self.vec().max(8), planning.max_head_dim()?);
         for (name, dim) in [("head_dim", self.head_dim), ("head_dim_v", self.head_dim_v)] {
             if dim == 0 || !dim.is_multiple_of(multiple) {
                 return argument(name, dim, format!("a multiple of {multiple}: pad q, k and v with zeros"));
             }
-            if dim > variant::MAX_HEAD_DIM {
-                return argument(name, dim, format!("at most {}", variant::MAX_HEAD_DIM));
+            if dim > max_head_dim {
+                return argument(name, dim, format!("at most {max_head_dim}"));
             }
         }
-        let longest = OPEN_WINDOW as usize;
+        let longest = planning.flags.open_window as usize;
         if self.seqlen_q >= longest || self.seqlen_k >= longest {
             let found = format!("{} and {}", self.seqlen_q, self.seqlen_k);
             return argument("seqlen_q and seqlen_k", found, format!("less than {longest}"));
@@ -124,12 +119,12 @@ impl Shape {
         if (self.cu_seqlens_q == 0) != (self.cu_seqlens_k == 0) {
             return argument("cu_seqlens_q and cu_seqlens_k", "one of them", "both or none");
         }
-        self.check_options()
+        self.check_options(planning)
     }
 
     /// Compares the options with each other and with the sizes.
-    fn check_options(&self) -> Result<()> {
-        let options = &self.options;
+    fn check_options(&self, planning: &Planning) -> Result<()> {
+        let (options, max_bias_row) = (&self.options, planning.flags.max_bias_row);
         if !(0.0..1.0).contains(&options.dropout) {
             return argument("dropout", options.dropout, "0 for none, or a probability below 1");
         }
@@ -141,8 +136,8 @@ impl Shape {
             return argument("alibi_batch_stride", options.alibi_batch, "0 without alibi_slopes");
         }
         let bias = &options.bias;
-        if !(-1..MAX_BIAS_ROW).contains(&bias.row) {
-            let wanted = format!("less than {MAX_BIAS_ROW}, or -1 for a table of distances");
+        if !(-1..max_bias_row).contains(&bias.row) {
+            let wanted = format!("less than {max_bias_row}, or -1 for a table of distances");
             return argument("bias", format!("row stride {}", bias.row), wanted);
         }
         if bias.address == 0 && *bias != Bias::default() {
@@ -157,7 +152,7 @@ impl Shape {
             ];
             refuse(&others, "a kernel with a bias cannot honour it: leave one of them out")?;
         }
-        self.check_mask()?;
+        self.check_mask(planning.mask_block)?;
         if options.appended > self.seqlen_k {
             return argument("appended", options.appended, format!("at most seqlen_k, {}", self.seqlen_k));
         }
@@ -177,8 +172,8 @@ impl Shape {
         Ok(())
     }
 
-    /// Checks the mask.
-    fn check_mask(&self) -> Result<()> {
+    /// Checks the mask, whose blocks have sides that are multiples of `block`.
+    fn check_mask(&self, block: usize) -> Result<()> {
         let mask = &self.options.mask;
         if mask.ids.contains(&0) && mask.ids != [0; 2] {
             return argument("mask_ids_q and mask_ids_k", "one of them", "both or none");
@@ -186,8 +181,12 @@ impl Shape {
         if mask.blocks == 0 && (mask.block_size != [0; 2] || mask.blocks_strides != [0; 2]) {
             return argument("mask_blocks", "sizes or strides without an address", "an address, or zeros");
         }
-        if mask.blocks != 0 && mask.block_size.iter().any(|&size| size == 0 || !size.is_multiple_of(Mask::BLOCK)) {
-            return argument("mask_block_q and mask_block_k", format!("{:?}", mask.block_size), "multiples of 64");
+        if mask.blocks != 0 && mask.block_size.iter().any(|&size| size == 0 || !size.is_multiple_of(block)) {
+            return argument(
+                "mask_block_q and mask_block_k",
+                format!("{:?}", mask.block_size),
+                format!("multiples of {block}"),
+            );
         }
         if !mask.is_used() {
             return Ok(());
@@ -225,9 +224,9 @@ impl Shape {
         self.heads / self.heads_k
     }
 
-    /// The window sizes (left, right) in the kernels' encoding.
-    pub(super) fn window(&self) -> (i32, i32) {
-        let size = |size: Option<usize>| size.map_or(OPEN_WINDOW, |size| size.min(OPEN_WINDOW as usize) as i32);
+    /// The window sizes (left, right), `open` for no limit.
+    pub(super) fn window(&self, open: i32) -> (i32, i32) {
+        let size = |size: Option<usize>| size.map_or(open, |size| size.min(open as usize) as i32);
         (size(self.window_left), size(self.window_right))
     }
 
@@ -291,7 +290,7 @@ impl Shape {
 
     /// The arguments that kernels of whole sequences and of a cache have in common, with q, k, v and lse. No call here
     /// has lengths or pages unless it sets them.
-    pub(super) fn values(&self, q: &Operand, k: &Operand, v: &Operand, lse: u64) -> Result<Values> {
+    pub(super) fn values(&self, planning: &Planning, [q, k, v]: [&Operand; 3], lse: u64) -> Result<Values> {
         let (mut values, vec, options) = (Values::new(), self.vec(), &self.options);
         values.operand(Name::q, [Name::stride_qb, Name::stride_qm, Name::stride_qh], q, vec)?;
         values.operand(Name::k, [Name::stride_kb, Name::stride_kn, Name::stride_kh], k, vec)?;
@@ -326,7 +325,7 @@ impl Shape {
             (Name::seqlen_k, self.seqlen_k),
             (Name::head_dim, self.head_dim / vec),
         ])?;
-        let (left, right) = self.window();
+        let (left, right) = self.window(planning.flags.open_window);
         values.ints(&[(Name::window_left, left), (Name::window_right, right), (Name::stride_sm, options.bias.row)]);
         Ok(values)
     }
@@ -336,32 +335,37 @@ impl Shape {
         !self.is_causal() && !self.is_packed()
     }
 
-    pub(super) fn flags(&self) -> i32 {
-        let bit = |address: u64, bit: i32| if address == 0 { 0 } else { bit };
-        bit(self.cu_seqlens_q, flags::CU_SEQLENS_Q)
-            | bit(self.cu_seqlens_k, flags::CU_SEQLENS_K)
-            | bit(self.alibi_slopes, flags::ALIBI)
-            | bit(self.options.leftpad, flags::LEFTPAD_K)
+    pub(super) fn flags(&self, planning: &Planning) -> i32 {
+        let flags = &planning.flags;
+        bit(self.cu_seqlens_q, flags.has_cu_seqlens_q)
+            | bit(self.cu_seqlens_k, flags.has_cu_seqlens_k)
+            | bit(self.alibi_slopes, flags.has_alibi)
+            | bit(self.options.leftpad, flags.has_leftpad_k)
     }
 
     /// Flags of kernels with sinks, and with a bias.
-    pub(super) fn score_flags(&self) -> i32 {
-        let Options { sinks, sinks_are_fp32, bias, .. } = self.options;
-        let of_sinks = match (sinks, sinks_are_fp32) {
-            (0, _) => 0,
-            (_, true) => flags::SINKS,
-            (_, false) => flags::SINKS | flags::SINKS_LIKE_OUT,
-        };
-        of_sinks | if bias.is_fp32 || (bias.address != 0 && self.dtype == Dtype::F32) { flags::BIAS_IS_FP32 } else { 0 }
+    pub(super) fn score_flags(&self, planning: &Planning) -> i32 {
+        let (flags, Options { sinks, sinks_are_fp32, bias, .. }) = (&planning.flags, self.options);
+        let is_fp32 = bias.is_fp32 || (bias.address != 0 && self.dtype == Dtype::F32);
+        let like_out = if sinks_are_fp32 { 0 } else { flags.sinks_like_out };
+        bit(sinks, flags.has_sinks | like_out) | if is_fp32 { flags.bias_is_fp32 } else { 0 }
     }
 
     /// A grid of blocks of so many rows: (blocks, planes, flag). As many blocks for each sequence and head as the
     /// longest sequence has; or, where far fewer hold all packed rows, these for each head.
-    pub(super) fn grid(&self, block: usize, longest: usize, heads: usize, rows: usize) -> (usize, usize, i32) {
+    pub(super) fn grid(
+        &self,
+        planning: &Planning,
+        block: usize,
+        longest: usize,
+        heads: usize,
+        rows: usize,
+    ) -> (usize, usize, i32) {
         let blocks = longest.div_ceil(block.max(1));
         let packed = rows / block.max(1) + self.batch;
-        if 3 * packed < 2 * blocks * self.batch {
-            (packed, heads, flags::PACKED_BLOCKS)
+        let (least, most) = planning.grid.packed_share;
+        if most * packed < least * blocks * self.batch {
+            (packed, heads, planning.flags.packed_blocks)
         } else {
             (blocks, heads * self.batch, 0)
         }

@@ -8,9 +8,6 @@ use super::{
 };
 use crate::error::Result;
 
-/// Queries in a tile of Composable Kernel's forward kernels.
-const FORWARD_ROWS: usize = 128;
-
 /// What serves the calls of a device.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
@@ -52,11 +49,12 @@ impl Sources<'_> {
             (Source::Assembly, _) => assembly::plan_forward(call, self.kernels, self.device),
             (Source::ComposableKernel, None) => Ok(None),
             (Source::ComposableKernel, Some(planner)) => {
-                let shape = &call.shape;
-                if split_kv::is_few(shape) && split_kv::is_profitable(shape, FORWARD_ROWS, self.device) {
+                let (shape, planning) = (&call.shape, self.kernels.planning());
+                let rows = planning.composable.rows;
+                if split_kv::is_few(shape, planning) && split_kv::is_profitable(shape, rows, self.device, planning) {
                     return Ok(None);
                 }
-                plan_forward_ck(call, self.kernels.choice(), planner)
+                plan_forward_ck(call, self.kernels, planner)
             }
         }
     }
@@ -85,7 +83,7 @@ impl Sources<'_> {
         match (source, self.planner) {
             (Source::Triton, _) => plan_backward(call, self.kernels, self.device, memory).map(Some),
             (Source::Assembly, _) | (Source::ComposableKernel, None) => Ok(None),
-            (Source::ComposableKernel, Some(planner)) => plan_backward_ck(call, self.kernels.choice(), planner, memory),
+            (Source::ComposableKernel, Some(planner)) => plan_backward_ck(call, self.kernels, planner, memory),
         }
     }
 
@@ -96,7 +94,7 @@ impl Sources<'_> {
         shape: &Shape,
         is_paged: bool,
     ) -> Result<impl Iterator<Item = Source> + use<'_>> {
-        shape.check()?;
+        shape.check(self.kernels.planning())?;
         let all = match self.planner {
             Some(_) if !shape.options.needs_cache() => self.kernels.choice().sources(operation, shape, is_paged),
             _ => &[],

@@ -1,9 +1,7 @@
 //! Tensors of a call by their addresses and strides.
 
+use super::Planning;
 use crate::error::{argument, Result};
-
-/// Row strides are smaller than this, in units of 16 bytes.
-const MAX_ROW_STRIDE: usize = 1 << 20;
 
 /// A tensor on the device by its address and strides in elements; its head dim is dense.
 ///
@@ -38,7 +36,8 @@ impl Operand {
         Self { batch: self.row, ..self }
     }
 
-    pub(super) fn check(&self, name: &'static str, vec: usize) -> Result<()> {
+    pub(super) fn check(&self, name: &'static str, vec: usize, planning: &Planning) -> Result<()> {
+        let longest = planning.flags.max_row_stride * vec;
         if !self.address.is_multiple_of(16) {
             return argument(name, format!("address {:#x}", self.address), "a multiple of 16 bytes");
         }
@@ -49,8 +48,8 @@ impl Operand {
                 format!("multiples of {vec} elements, the 16 bytes that a kernel reads at once"),
             );
         }
-        if self.row >= MAX_ROW_STRIDE * vec {
-            return argument(name, format!("row stride {}", self.row), format!("less than {}", MAX_ROW_STRIDE * vec));
+        if self.row >= longest {
+            return argument(name, format!("row stride {}", self.row), format!("less than {longest}"));
         }
         Ok(())
     }

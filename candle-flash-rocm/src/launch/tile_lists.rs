@@ -5,9 +5,6 @@ use super::signature::{Name, Values};
 use super::{Mask, Shape};
 use crate::error::Result;
 
-/// The kernel that lists the tiles.
-const LISTS: &str = "sparse-lists-fp16-d64";
-
 /// Sequences and heads that have a mask of their own.
 fn planes(mask: &Mask, shape: &Shape) -> (usize, usize) {
     let strides = [mask.blocks_strides, mask.ranges_strides, mask.hidden_strides];
@@ -28,13 +25,13 @@ pub(super) fn plan_lists(
     memory: &mut dyn Memory,
     values: &mut Values,
 ) -> Result<Step> {
-    let mask = &shape.options.mask;
+    let (planning, mask) = (kernels.planning(), &shape.options.mask);
     let (batch, heads) = planes(mask, shape);
     let (rows, cols) = (shape.seqlen_q.div_ceil(tile.0.max(1)), shape.seqlen_k.div_ceil(tile.1.max(1)));
     let (lists, longest) = if by_keys { (cols, rows) } else { (rows, cols) };
     let tiles = memory.allocate(batch * heads * lists * (longest + 1) * 4)?;
     let counts = memory.allocate(batch * heads * lists * 2 * 4)?;
-    let [block_q, block_k] = if mask.blocks == 0 { [Mask::BLOCK; 2] } else { mask.block_size };
+    let [block_q, block_k] = if mask.blocks == 0 { [planning.mask_block; 2] } else { mask.block_size };
     let mask_row = if mask.blocks == 0 { 0 } else { shape.seqlen_k.div_ceil(block_k) };
     values.pointers(&[
         (Name::tiles, tiles),
@@ -69,7 +66,7 @@ pub(super) fn plan_lists(
         (Name::lists, lists),
         (Name::by_keys, usize::from(by_keys)),
     ])?;
-    of_lists.ints(&[(Name::flags, mask.flags())]);
+    of_lists.ints(&[(Name::flags, mask.flags(&planning.flags))]);
     let grid = line(batch * heads * lists)?;
-    Launch::filled(kernels, LISTS.to_owned(), grid, &of_lists)
+    Launch::filled(kernels, planning.kernel("sparse-lists", "fp16", 1, "")?, grid, &of_lists)
 }

@@ -4,7 +4,7 @@ use super::planned::check_addresses;
 use super::run;
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Backward, Forward, Memory, Shape, Step};
+use crate::launch::{Backward, Catalogue as _, Forward, Memory, Shape, Step};
 
 /// Bytes that the addresses of scratch memory are multiples of.
 const ALIGNMENT: u64 = 256;
@@ -84,7 +84,7 @@ impl Call {
         check_addresses(self)?;
         match self {
             Self::Forward(call) if call.lse == 0 => {
-                call.shape.check()?;
+                call.shape.check(kernels.planning())?;
                 let lse = scratch.allocate(call.shape.lse_elements() * size_of::<f32>())?;
                 kernels.sources().forward(&Forward { lse, ..*call }, scratch)
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::FORMAT;
-use crate::launch::{Choice, Signature};
+use crate::launch::{Choice, Planning, Signature};
 
 /// Most threads that a block may have.
 const MAX_THREADS: u32 = 1024;
@@ -102,6 +102,7 @@ pub(super) struct Manifest {
     pub planner: Option<String>,
     pub facts: Facts,
     pub choice: Choice,
+    pub planning: Planning,
     pub signatures: Vec<Signature>,
 }
 
@@ -117,6 +118,7 @@ struct Content {
     planner: Option<String>,
     facts: Facts,
     choice: Choice,
+    planning: Planning,
     signatures: Vec<String>,
     #[serde(default)]
     kernels: BTreeMap<String, Entry>,
@@ -159,7 +161,8 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
             head.format
         ));
     }
-    let Content { base, planner, facts, choice, signatures, kernels } = serde_json::from_slice(text).map_err(broken)?;
+    let Content { base, planner, facts, choice, planning, signatures, kernels } =
+        serde_json::from_slice(text).map_err(broken)?;
     let signatures: Vec<Signature> = signatures.iter().map(|names| Signature::parse(names)).collect();
     let kernels: Result<_, String> = kernels
         .into_iter()
@@ -196,7 +199,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
             Ok((name, kernel))
         })
         .collect();
-    Ok(Manifest { kernels: kernels?, base, planner, facts, choice, signatures })
+    Ok(Manifest { kernels: kernels?, base, planner, facts, choice, planning, signatures })
 }
 
 /// From letters, or from B or K and a number of bytes, to parameters.

@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::launch::{Catalogue, Choice, Signature, Tile};
+use crate::launch::{Catalogue, Choice, Planning, Signature, Tile};
 use archive::Archive;
 use manifest::Manifest;
 pub use manifest::{Kernel, Parameter, Version};
 pub use stores::Stores;
 
 /// The manifest format that this crate reads.
-pub const FORMAT: u64 = 5;
+pub const FORMAT: u64 = 6;
 
 /// Largest manifest that is read. That of the store with the most kernels has 1 MiB.
 const MAX_MANIFEST: usize = 16 << 20;
@@ -215,5 +215,9 @@ impl Catalogue for Store {
 
     fn choice(&self) -> &Choice {
         self.choice()
+    }
+
+    fn planning(&self) -> &Planning {
+        &self.manifest.planning
     }
 }

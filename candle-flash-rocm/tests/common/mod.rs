@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_flash_rocm::launch::internals::{Choice, Signature};
+use candle_flash_rocm::launch::internals::{Choice, Planning, Signature};
 use proptest::test_runner::{Config, RngSeed};
+use serde::Deserialize as _;
 
 /// The table of kernel providers for mock stores. AMD's kernels come first.
 pub fn choice() -> &'static Choice {
@@ -23,11 +24,24 @@ pub fn choice() -> &'static Choice {
     &CHOICE
 }
 
+/// What record_launches.py wrote.
+pub fn recorded() -> &'static serde_json::Value {
+    static RECORDED: LazyLock<serde_json::Value> =
+        LazyLock::new(|| serde_json::from_str(include_str!("../data/launches.json")).expect("the recorded launches"));
+    &RECORDED
+}
+
+/// The numbers of planning, for mock stores of gfx942.
+pub fn planning() -> &'static Planning {
+    static PLANNING: LazyLock<Planning> =
+        LazyLock::new(|| Planning::deserialize(&recorded()["planning"][0]).expect("the numbers of planning"));
+    &PLANNING
+}
+
 /// The names of a kernel's arguments, for mock stores: of the recorded kernel, or of another kernel of its operation.
 pub fn signature(kernel: &str) -> &'static Signature {
     static SIGNATURES: LazyLock<BTreeMap<String, Signature>> = LazyLock::new(|| {
-        let recorded: serde_json::Value =
-            serde_json::from_str(include_str!("../data/launches.json")).expect("the recorded launches");
+        let recorded = recorded();
         let parse = |place: &serde_json::Value| {
             let names = &recorded["signatures"][place.as_u64().expect("a place") as usize];
             Signature::parse(names.as_str().expect("names"))

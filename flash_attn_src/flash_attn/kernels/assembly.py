@@ -16,8 +16,23 @@ from typing import NamedTuple
 
 PLAIN, CAUSAL, WINDOW = "plain", "causal", "window"
 FP16, BF16 = "fp16", "bf16"
-# Compute units of an MI308X, whole and partitioned.
-_MI308_UNITS = (80, 64)
+
+
+class Limits(NamedTuple):
+    """What the kernels can address, and how they go through their tiles.
+
+    max_bytes: offsets in bytes are sums of unsigned 32 bits. max_row_bytes: row strides in bytes are multiplied as
+    signed 24 bits. mi308_units: compute units of an MI308X, whole and partitioned. max_queries_by_heads: up to so many
+    queries a forward goes through its tiles by heads, where every die gets equally many of them.
+    """
+
+    max_bytes: int = 1 << 32
+    max_row_bytes: int = 1 << 23
+    mi308_units: tuple[int, ...] = (80, 64)
+    max_queries_by_heads: int = 16384
+
+
+LIMITS = Limits()
 
 
 class Kernel(NamedTuple):
@@ -117,4 +132,4 @@ def find(
         and row.least_dim <= head_dim <= row.head_dim
         and head_dim % 8 == 0
     ]
-    return min(served, key=lambda row: row.name.endswith("-mi308") != (units in _MI308_UNITS), default=None)
+    return min(served, key=lambda row: row.name.endswith("-mi308") != (units in LIMITS.mi308_units), default=None)

@@ -57,6 +57,8 @@ OPEN_WINDOW = 1 << 29
 
 # Row strides are smaller than this, in units of 16 bytes, so that 128 rows of a tile span less than 2 GiB.
 MAX_ROW_STRIDE = 1 << 20
+# Rows of a bias are closer than this, in elements, so that 256 rows of a tile span less than 2 GiB in fp32.
+MAX_BIAS_ROW = 1 << 21
 
 # The rotary kernel reads a position offset per sequence.
 HAS_OFFSETS = 2

@@ -22,7 +22,7 @@ except ImportError:  # a Python that was built without liblzma; `Store.image` sa
     lzma = None  # type: ignore[assignment]
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "_kernels"
-FORMAT = 5
+FORMAT = 6
 
 # What zipfile, its decompressors and json raise for a damaged archive, and for a manifest of another form.
 _UNREADABLE = (

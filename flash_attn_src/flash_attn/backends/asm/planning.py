@@ -19,9 +19,6 @@ from flash_attn.runtime.ck_planner import Launch
 _LOG2E = math.log2(math.e)
 # Bytes of an element of fp16 or bf16.
 _BYTES = 2
-# The kernels add up offsets in unsigned 32 bits. They multiply row strides as signed 24 bits.
-_MAX_BYTES = 1 << 32
-_MAX_ROW_BYTES = 1 << 23
 _SHAPES = 4096
 
 
@@ -146,10 +143,11 @@ def _unsupported_reason(call: Call, op: str, operands: _Strides) -> str | None:
     if not 0.0 <= call.scale < math.inf:
         return f"softmax_scale: {call.scale}, and the kernels take the largest product for the largest score"
     sums = 2 * call.heads * call.head_dim * (call.total_q if call.packed else call.batch * call.seqlen_q)
-    if op == "bwd" and sums * _BYTES >= _MAX_BYTES:
+    if op == "bwd" and sums * _BYTES >= assembly.LIMITS.max_bytes:
         return "size: the sums of dq take 4 GiB or more, which the kernels cannot address"
     for name, operand in operands:
-        if operand.row * _BYTES >= _MAX_ROW_BYTES or _last(call, name, operand) * _BYTES >= _MAX_BYTES:
+        row, last = operand.row * _BYTES, _last(call, name, operand) * _BYTES
+        if row >= assembly.LIMITS.max_row_bytes or last >= assembly.LIMITS.max_bytes:
             return f"size: {name} reaches over more bytes than the kernels can address"
     return None
 
@@ -180,7 +178,8 @@ def _plan_forward(call: Call, operands: _Strides, lse_head: int) -> _Plan:
 def _options(call: Call, kernel: assembly.Kernel) -> int:
     """The order in which a forward goes through its tiles: by heads where every die gets equally many of them, else
     (and for long sequences) by tiles. A plain kernel does not read it."""
-    by_heads = kernel.mask == assembly.PLAIN or (call.heads % 8 == 0 and call.seqlen_q <= 16384)
+    is_short = call.seqlen_q <= assembly.LIMITS.max_queries_by_heads
+    by_heads = kernel.mask == assembly.PLAIN or (call.heads % 8 == 0 and is_short)
     return 5 if by_heads else 3
 
 

@@ -10,7 +10,6 @@ from flash_attn.backends.ck.cache import attend, num_splits_of
 from flash_attn.backends.ck.cache import unsupported_reason as unsupported_by_cache
 from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import (
-    DIMS,
     NO_TENSOR,
     Parameters,
     aligned,
@@ -18,14 +17,12 @@ from flash_attn.backends.ck.parameters import (
     unsupported_reason,
     window_of,
 )
-from flash_attn.backends.split_kv import DECODE_ROWS, as_cache_call, is_profitable
+from flash_attn.backends.split_kv import as_cache_call, is_few, is_profitable
 from flash_attn.calls import AttentionCall, ForwardResult, replace
+from flash_attn.kernels import planning
 from flash_attn.options import CK_FORWARD, PROBABILITIES, SPLIT_KV
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
-
-# Queries in a tile of the forward kernels.
-_FORWARD_ROWS = 128
 
 
 def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
@@ -36,15 +33,16 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
         return fallback.because("forward", reason).forward(call)
 
     packed = call.cu_seqlens_q is not None
-    few = SPLIT_KV.unserved(call) is None and call.longest_q * call.q.shape[-2] <= DECODE_ROWS * call.k.shape[-2]
+    few = SPLIT_KV.unserved(call) is None and is_few(call.longest_q, call.q.shape[-2], call.k.shape[-2])
     # Packed keys may begin at any row. Only Triton's kernels can split keys that begin at any row.
-    if few and packed and call.block_table is None and not fallback.alone and is_profitable(_FORWARD_ROWS, call):
+    may_split = few and packed and call.block_table is None and not fallback.alone
+    if may_split and is_profitable(planning.COMPOSABLE.rows, call):
         return fallback.backend.forward(call)
     q, k, v = aligned(call.q), aligned(call.k), aligned(call.v)
     if q is not call.q or k is not call.k or v is not call.v:
         call = replace(call, q=q, k=k, v=v)
     if few and not packed:
-        cached = as_cache_call(_FORWARD_ROWS, call)
+        cached = as_cache_call(planning.COMPOSABLE.rows, call)
         if cached is not None and unsupported_by_cache(cached) is None:
             return ForwardResult(*attend(cached, fallback))
     if call.options.dropout_p > 0.0 and call.options.rng_state is None:
@@ -84,7 +82,7 @@ def _unsupported_reason(call: AttentionCall) -> str | None:
     if (
         reason is None
         and call.block_table is not None
-        and (call.options.dropout_p > 0.0 or call.q.shape[-1] not in DIMS)
+        and (call.options.dropout_p > 0.0 or call.q.shape[-1] not in planning.COMPOSABLE.head_dims)
     ):
         return f"block_table: not with dropout or head_dim {call.q.shape[-1]}"
     return reason

@@ -8,7 +8,6 @@ from flash_attn.arguments import check_tables
 from flash_attn.backends.ck import parameters as ck_parameters
 from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import (
-    DIMS,
     NO_TENSOR,
     Parameters,
     aligned,
@@ -16,6 +15,7 @@ from flash_attn.backends.ck.parameters import (
     window_of,
 )
 from flash_attn.calls import CacheCall
+from flash_attn.kernels import planning
 from flash_attn.options import CK_CACHE
 from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.ck_planner import UnsupportedError
@@ -82,7 +82,7 @@ def unsupported_reason(call: CacheCall) -> str | None:
         return f"{name}: the kernels have none"
     if has_window_over_pages(call):
         return "window_size: not over pages, because NaN before the window would count"
-    if call.q.shape[-1] not in DIMS:
+    if call.q.shape[-1] not in planning.COMPOSABLE.head_dims:
         return f"head_dim: a cache of {call.q.shape[-1]} would have to be copied"
     if not (aligned(call.k_cache) is call.k_cache and aligned(call.v_cache) is call.v_cache):
         return "k_cache, v_cache: rows that do not start on 16 bytes"

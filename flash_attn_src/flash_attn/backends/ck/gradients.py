@@ -6,8 +6,9 @@ import torch
 
 from flash_attn.backends.ck import dropout
 from flash_attn.backends.ck.fallback import Fallback
-from flash_attn.backends.ck.parameters import DIMS, Parameters, aligned, padded, unsupported_reason, window_of
+from flash_attn.backends.ck.parameters import Parameters, aligned, padded, unsupported_reason, window_of
 from flash_attn.calls import GradientCall, replace
+from flash_attn.kernels import planning
 from flash_attn.options import CK_BACKWARD
 from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.ck_planner import UnsupportedError
@@ -27,7 +28,7 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
         return fallback.because("backward", reason).backward(gradients)
 
     packed = call.cu_seqlens_q is not None
-    head_dim = next(dim for dim in DIMS if call.q.shape[-1] <= dim)
+    head_dim = next(dim for dim in planning.COMPOSABLE.head_dims if call.q.shape[-1] <= dim)
     dout, q, k, v, out = (padded(x, head_dim) for x in (gradients.dout, call.q, call.k, call.v, gradients.out))
     call = replace(call, q=q, k=k, v=v)
     nheads, nheads_k = q.shape[-2], k.shape[-2]
@@ -79,7 +80,7 @@ def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:
     delta is laid out as softmax_lse, and is zero in rows outside of sequences.
     """
     call = gradients.forward
-    if call.q.shape[-1] not in DIMS or unsupported_reason(call.q, call.v) is not None:
+    if call.q.shape[-1] not in planning.COMPOSABLE.head_dims or unsupported_reason(call.q, call.v) is not None:
         return False
     q, k, v, out, dout = (aligned(x) for x in (call.q, call.k, call.v, gradients.out, gradients.dout))
     packed = call.cu_seqlens_q is not None

@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.calls import AttentionCall, CacheCall
+from flash_attn.kernels import planning
 from flash_attn.runtime import ck_planner, device
 
 DTYPES = {torch.float16: ck_planner.FP16, torch.bfloat16: ck_planner.BF16}
-DIMS = (32, 64, 128, 256)
 NO_TENSOR = (0, 0, 0, 0)
 
 
@@ -89,8 +89,8 @@ def unsupported_reason(tensor: torch.Tensor, v: torch.Tensor) -> str | None:
     """The reason why no CK kernel takes a q, k or v like this tensor with this v, or None."""
     if tensor.dtype not in DTYPES:
         return f"dtype: {tensor.dtype} is neither float16 nor bfloat16"
-    if tensor.shape[-1] > DIMS[-1]:
-        return f"head_dim: {tensor.shape[-1]} is above {DIMS[-1]}, the largest"
+    if tensor.shape[-1] > planning.COMPOSABLE.head_dims[-1]:
+        return f"head_dim: {tensor.shape[-1]} is above {planning.COMPOSABLE.head_dims[-1]}, the largest"
     if v.shape[-1] != tensor.shape[-1]:
         return f"v: head_dim {v.shape[-1]} is not the {tensor.shape[-1]} of q and k"
     if has_kernels(tensor):

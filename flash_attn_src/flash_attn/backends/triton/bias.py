@@ -6,12 +6,9 @@ import torch
 
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall, GradientCall
-from flash_attn.kernels.flags import BIAS_IS_FP32
+from flash_attn.kernels.flags import BIAS_IS_FP32, MAX_BIAS_ROW
 from flash_attn.runtime.arguments import Value, Values
 from flash_attn.runtime.protocol import launch
-
-# Rows of a tile of 256 span less than 2 GiB in fp32.
-_MAX_ROW_STRIDE = 1 << 21
 
 
 def bias_of(call: AttentionCall) -> tuple[dict[str, Value], int]:
@@ -24,11 +21,11 @@ def bias_of(call: AttentionCall) -> tuple[dict[str, Value], int]:
     bias = call.options.attn_bias
     assert bias is not None
     is_table = bias.dim() == 3
-    if (bias.stride(-1) != 1 and bias.shape[-1] > 1) or (not is_table and _row_stride(bias) >= _MAX_ROW_STRIDE):
+    if (bias.stride(-1) != 1 and bias.shape[-1] > 1) or (not is_table and _row_stride(bias) >= MAX_BIAS_ROW):
         bias = bias.contiguous()
     row_stride = -1 if is_table else _row_stride(bias)
-    if row_stride >= _MAX_ROW_STRIDE:
-        raise ValueError(f"attn_bias: got {bias.shape[-1]} keys, wanted less than {_MAX_ROW_STRIDE} with a bias")
+    if row_stride >= MAX_BIAS_ROW:
+        raise ValueError(f"attn_bias: got {bias.shape[-1]} keys, wanted less than {MAX_BIAS_ROW} with a bias")
     by_batch = bias.stride(0) if bias.shape[0] > 1 else 0
     by_head = bias.stride(1) if bias.shape[1] > 1 else 0
     if is_table:

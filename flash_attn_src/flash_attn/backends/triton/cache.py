@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.backends.split_kv import DECODE_ROWS, are_faster
+from flash_attn.backends.split_kv import are_faster, is_few
 from flash_attn.backends.triton.append import append
 from flash_attn.backends.triton.attention import forward
 from flash_attn.backends.triton.decode import attend_by_plan, attend_split
@@ -58,7 +58,8 @@ def _keeps_whole(call: CacheCall) -> bool:
         return False
     heads, heads_k, index, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
     head_dim_v = call.v_cache.shape[-1]
-    if call.seqlen_q * heads <= DECODE_ROWS * heads_k or served_pair(head_dim, head_dim_v) != (head_dim, head_dim_v):
+    is_served = served_pair(head_dim, head_dim_v) == (head_dim, head_dim_v)
+    if is_few(call.seqlen_q, heads, heads_k) or not is_served:
         return False
     (kernel,) = find(("fwd",), index, call.q.dtype, head_dim, forward_kind(call))
     length = min(call.length + call.added, call.capacity)

@@ -19,6 +19,7 @@ from flash_attn.backends.triton.inputs import (
 )
 from flash_attn.backends.triton.kernels import find_one
 from flash_attn.calls import AttentionCall, CacheCall, new_out
+from flash_attn.kernels import planning
 from flash_attn.kernels.flags import (
     HAS_BLOCK_TABLE,
     HAS_CU_SEQLENS_K,
@@ -29,7 +30,7 @@ from flash_attn.kernels.flags import (
     QUERY_HAS_16_BITS,
     QUERY_IS_FP16,
 )
-from flash_attn.kernels.splits import LATENT_RESIDENT, RESIDENT, profitable_splits
+from flash_attn.kernels.splits import profitable_splits
 from flash_attn.kernels.variants import bucket
 from flash_attn.options import plan_key
 from flash_attn.runtime import device
@@ -37,15 +38,6 @@ from flash_attn.runtime.arguments import Value, Values
 from flash_attn.runtime.device import Grid, Kernel, Tensors
 
 Numbers = tuple[int | float, ...]
-
-# Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
-_PAGE_UNIT = 16
-_MAX_PAGE_UNITS = 1 << 22
-# The page size of a cache without pages: each of its lines is one that does not end.
-_ENDLESS = 1 << 30
-# More splits than this of so few rows are joined many at a time: their latencies are the time then. H200, 2026-11-22.
-_MANY_SPLITS, _FEW_ROWS = 16, 256
-
 
 # The tensors of the launches that a plan serves. `lse` stands in for descales that a call lacks.
 _PLANNED = (
@@ -118,7 +110,7 @@ def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
 def takes_pages(call: AttentionCall) -> bool:
     """Whether the kernels here find the pages of a forward. True without pages."""
     table = call.block_table
-    return table is None or table.shape[1] * call.k.shape[1] < _MAX_PAGE_UNITS
+    return table is None or table.shape[1] * call.k.shape[1] < planning.SPLIT_KV.max_page_units
 
 
 def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,10 +144,11 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if table is not None:
         flags |= HAS_BLOCK_TABLE
         table_stride = table_stride_of(table)
-    unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
-    if call.block_table is not None and capacity // unit >= _MAX_PAGE_UNITS:
+    limits = planning.SPLIT_KV
+    unit = limits.page_unit if page_size % limits.page_unit == 0 else 1
+    if call.block_table is not None and capacity // unit >= limits.max_page_units:
         raise ValueError(
-            f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
+            f"block_table: got room for {capacity} keys a sequence, wanted less than {limits.max_page_units * unit} "
             f"with {page_size} a page"
         )
     left, right = window_of(call)
@@ -165,7 +158,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     num_splits = call.num_splits
     if num_splits == 0:
         units = max(device.of(index).compute_units - call.sm_margin, 1)
-        resident = RESIDENT if call.qv is None else LATENT_RESIDENT
+        resident = limits.resident if call.qv is None else limits.latent_resident
         num_splits = profitable_splits(programs, blocks, units, kernel.block_m, resident)
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
@@ -207,7 +200,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "sinks": sinks,
         "scale": options.scale, "softcap": options.softcap, "page_inverse": unit / page_size,
         "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": head_stride, "stride_tb": table_stride,
-        "page_size": page_size, "page_shift": 4 if unit == _PAGE_UNIT else 0,
+        "page_size": page_size, "page_shift": unit.bit_length() - 1,
         "nheads_k": nheads_k, "group": group, "seqlen_q": seqlen_q, "seqlen_k": length, "seqlen_new": added,
         "capacity": capacity, "head_dim": head_dim // vec, "head_dim_v": head_dim_v // vec,
         "window_left": left, "window_right": right, "chunk": options.attention_chunk,
@@ -255,7 +248,7 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     table, page_size = call.block_table, max(call.k_cache.shape[1], 1)
     padded = table is not None and call.cache_leftpad is not None
     if table is None:
-        table, page_size = call.cache_batch_idx, _ENDLESS
+        table, page_size = call.cache_batch_idx, planning.SPLIT_KV.endless
     op = few
     kernel = find_one(op, *key, kind)
     if m_rows > kernel.block_m:
@@ -287,7 +280,7 @@ def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor)
 
 def _join(values: Values, out: torch.Tensor, head_dim: int, rows: int, num_splits: int) -> tuple[Kernel, Grid, Numbers]:
     """Launches `attn_combine` for so many rows. Returns what it launches."""
-    kind = "wide" if num_splits > _MANY_SPLITS and rows <= _FEW_ROWS else "plain"
+    kind = "wide" if num_splits > planning.SPLIT_KV.many_splits and rows <= planning.SPLIT_KV.few_rows else "plain"
     kernel = find_one("combine", out.get_device(), out.dtype, head_dim, kind)
     grid = (rows, -(-head_dim // bucket(head_dim, "combine")), 1)
     tensors, numbers = kernel.arguments.fill(values)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 
 from flash_attn.calls import AttentionCall
+from flash_attn.kernels import planning
 from flash_attn.kernels.flags import PACKED_BLOCKS
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Kernel
-
-# Queries of all heads that a program of dk and dv needs before sharing them between programs is worth the sum.
-_ROWS_WORTH_SPLITS = 4096
 
 
 def is_even(call: AttentionCall) -> bool:
@@ -21,14 +19,11 @@ def is_even(call: AttentionCall) -> bool:
 def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> tuple[int, int, int]:
     """(blocks, planes, flag) of a grid of blocks * planes programs. As many blocks for each sequence and head as the
     longest sequence has; or, where far fewer hold all packed `rows`, these for each head: see `common.schedule`.
-
-    A program that has to find its sequence takes a microsecond more. Measured on an H200 (2026-11-22): it is profitable
-    with 0.6 of the blocks and not with 0.8; 2000 sequences of 16 rows beside one of 4096 take 0.14 to 0.26 times as
-    long.
     """
     blocks = -(-max(max_seqlen, min(rows, 1)) // block)  # One at least, which tells rows outside of every sequence.
     packed = rows // block + batch
-    if 3 * packed < 2 * blocks * batch:
+    least, most = planning.GRID.packed_share
+    if most * packed < least * blocks * batch:
         return packed, heads, PACKED_BLOCKS
     return blocks, heads * batch, 0
 
@@ -36,11 +31,8 @@ def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> t
 def chunk_of(planes: int, even: bool, kernel: Kernel) -> int:
     """How many planes `common.program_order` takes at once, at most CHUNK_MASK. even: every block of a plane has the
     same work.
-
-    Measured on an H200 (2026-11-21): uneven blocks gain 4 to 8 % with 8 planes over 1, even ones lose as much in
-    dk and dv to a colder cache; taking all planes loses again.
     """
-    return min(planes, 1 if even and kernel.num_xcds == 1 else 8)
+    return min(planes, 1 if even and kernel.num_xcds == 1 else planning.GRID.chunk)
 
 
 def splits_of(group: int, programs: int, rows: int, most: int, index: int) -> int:
@@ -48,14 +40,10 @@ def splits_of(group: int, programs: int, rows: int, most: int, index: int) -> in
 
     Without sharing there are `programs`, for `rows` queries each. It is the least number that keeps the GPU busy, at
     most half the group and `most`.
-
-    Measured on an H200 (2026-11-22): three programs for each multiprocessor, where adding up takes less than is won.
-    With 8 query heads to one key head of 128, causal, the whole backward of 2048 tokens takes 0.39 times as long, of
-    8192 0.52, of 16384 0.72; with 32 and 2048 0.21.
     """
-    if programs == 0 or group * rows < _ROWS_WORTH_SPLITS:
+    if programs == 0 or group * rows < planning.GRID.rows_worth_splits:
         return 1
-    wanted = 3 * device.of(index).compute_units
+    wanted = planning.GRID.programs_of_unit * device.of(index).compute_units
     possible = [splits for splits in range(1, min(group // 2, most) + 1) if group % splits == 0] or [1]
     return next((splits for splits in possible if programs * splits >= wanted), possible[-1])
 
