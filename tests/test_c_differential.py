@@ -6,6 +6,7 @@ calls: `C_CALLS=1000 pytest tests/test_c_differential.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 import recorded
+from flash_attn.backends import split_kv
+from flash_attn.backends.triton import inputs
+from flash_attn.kernels import flags, operations, planning, splits
 from flash_attn.runtime import device
 from interface import Library
 from random_calls import Drawn, draw, is_padded
@@ -32,11 +36,19 @@ class Peer:
     """The library above the runtime that records, beside Python's backend."""
 
     def __init__(self, library: Path, runtime: Path, directory: Path) -> None:
+        self.directory = directory
         self.signatures = recorded.write_store(directory)
         self.library = Library(library)
         self.opened = self.library.open(directory)
         self.recorder = recorded.Recorder(runtime, self.signatures)
         self.gpu = Gpu(recorded.TARGET)
+
+    def open(self, directory: Path) -> None:
+        """Plans by the store in another directory from now on, in both languages without what was planned before."""
+        self.opened = self.library.open(directory)
+        self.gpu = Gpu(recorded.TARGET)
+        for remembered in (split_kv.are_faster, splits.profitable_splits):
+            remembered.cache_clear()
 
     def python(self, drawn: Drawn) -> list[recorded.Launch]:
         self.gpu.kept.clear()
@@ -100,3 +112,147 @@ def test_random_calls_launch_what_python_launches(peer: Peer, seeds: range) -> N
             continue
         for by_plan in (False, True):
             assert peer.c(drawn, by_plan=by_plan) == expected, (seed, drawn.kind, by_plan)
+
+
+# Numbers of the table that no call of the library reads.
+OF_PYTHON_ALONE = {
+    "latent_resident", "HAS_OFFSETS", "LOSS_HAS_LSE", "LOSS_IS_SPLIT", "NORM_HAS_BIAS", "NORM_HAS_RESIDUAL",
+    "NORM_STORE_Z", "NORM_IS_RMS", "CHUNK_BITS", "CHUNK_MASK", "PAGE_PER_KEY", "PAGE_PER_BLOCK",
+}  # fmt: skip
+# Limits, which refuse a call and change none, and the sharing of dk and dv, which C does not sum up. The crate's tests
+# hold them against Python's recorded launches.
+OF_THE_CRATE = {"MAX_ROW_STRIDE", "MAX_BIAS_ROW", "max_page_units", "rows_worth_splits", "programs_of_unit"}
+SEEDS = range(400)
+ENOUGH = 2  # calls that another number changes
+MANY = 1000  # A cost that is so many times larger or smaller decides alone.
+
+Place = tuple[str | int, ...]
+
+
+def numbers(value: Any, place: Place = ()) -> Iterator[Place]:
+    """The places of all numbers."""
+    if isinstance(value, dict | list | tuple):
+        names = value if isinstance(value, dict) else range(len(value))
+        for name in names:
+            yield from numbers(value[name], (*place, name))
+    else:
+        yield place
+
+
+def changed(value: Any, place: Place, number: float) -> Any:
+    """A named tuple or a tuple with another number at a place."""
+    if not place:
+        return number
+    first, *rest = place
+    part = getattr(value, first) if isinstance(first, str) else value[first]
+    part = changed(part, tuple(rest), number)
+    if isinstance(first, str):
+        return value._replace(**{first: part})
+    parts = (*value[:first], part, *value[first + 1 :])
+    return type(value)(*parts) if hasattr(value, "_fields") else parts
+
+
+def change_python(patch: pytest.MonkeyPatch, place: Place, number: float) -> None:
+    """Gives Python's planner another number. A flag is in every module that imports it."""
+    table, *rest = place
+    if table in ("split_kv", "grid"):
+        name = str(table).upper()
+        value = changed(getattr(planning, name), tuple(rest), number)
+        if rest[-1] == "head_dim":  # Costs of head dims that are next to each other are much alike.
+            _, *others = value.whole[rest[1]] if rest[0] == "whole" else value.split[rest[1]]
+            for index, cost in enumerate(others, 1):
+                value = changed(value, (*rest[:2], index), cost * MANY)
+        patch.setattr(planning, name, value)
+        return
+    flag = str(rest[0])
+    old = getattr(flags, flag)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("flash_attn.", "recorded")) and getattr(module, flag, None) == old:
+            patch.setattr(module, flag, number)
+    per_head = tuple(row._replace(flag=int(number)) if row.flag == old else row for row in inputs.PER_HEAD)
+    patch.setattr(inputs, "PER_HEAD", per_head)
+
+
+def other_numbers(place: Place, number: float) -> list[float]:
+    if place[0] == "flags":
+        return [1 << 25]
+    if isinstance(number, float):
+        return [MANY * number, number / MANY]
+    return [max(number // 64, 1), 2 * number, max(number // 2, 1)]
+
+
+def places() -> list[Place]:
+    facts = planning.facts(recorded.TARGET)
+    found = numbers({name: facts[name] for name in ("flags", "split_kv", "grid")})
+    # No call has a larger head dim than the last row of a cost table.
+    largest = {("split_kv", name, len(getattr(planning.SPLIT_KV, name)) - 1, "head_dim") for name in ("whole", "split")}
+    return [place for place in found if place not in largest and not {*place} & (OF_PYTHON_ALONE | OF_THE_CRATE)]
+
+
+@pytest.fixture(scope="module")
+def expected(peer: Peer) -> dict[int, list[recorded.Launch]]:
+    """What Python launches, by the seed of the call. Calls that the two languages split differently are left out."""
+    launched = {}
+    for seed in SEEDS:
+        drawn = draw(seed)
+        if not is_padded(drawn):
+            launches = peer.python(drawn)
+            if not is_split_by_python_alone(drawn, launches):
+                launched[seed] = launches
+    return launched
+
+
+def assert_both_follow(peer: Peer, expected: dict[int, list[recorded.Launch]], directory: Path) -> bool:
+    """Whether Python plans a call otherwise than before. Raises AssertionError if C does not plan it likewise."""
+    recorded.change_planning(peer.directory, directory, planning.facts(recorded.TARGET))
+    peer.open(directory)
+    differing = 0
+    for seed, before in expected.items():
+        drawn = draw(seed)
+        launches = peer.python(drawn)
+        if launches != before and not is_split_by_python_alone(drawn, launches):
+            assert peer.c(drawn, by_plan=False) == launches, seed
+            differing += 1
+            if differing == ENOUGH:
+                break
+    return differing > 0
+
+
+@pytest.mark.parametrize("place", places(), ids=lambda place: "-".join(map(str, place)))
+def test_both_languages_follow_a_number_of_planning(
+    peer: Peer,
+    expected: dict[int, list[recorded.Launch]],
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    number: Any = planning.facts(recorded.TARGET)
+    for name in place:
+        number = number[name]
+    for other in other_numbers(place, number):
+        with monkeypatch.context() as patch:
+            change_python(patch, place, other)
+            if assert_both_follow(peer, expected, tmp_path):
+                return
+    pytest.fail(f"no call of {len(expected)} is planned otherwise with another number")
+
+
+@pytest.mark.parametrize(
+    "operation", ["fwd", "fwd-paged-whole", "bwd-dq", "bwd-dkdv", "decode", "extend", "sparse-fwd"]
+)
+def test_both_languages_follow_the_sizes_and_kinds_of_kernels(
+    peer: Peer,
+    expected: dict[int, list[recorded.Launch]],
+    operation: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = operations.OPERATIONS[operation]
+    sizes = tuple(size for size in row.sizes if size != 128)
+    fewer = [dataclasses.replace(row, sizes=sizes, sizes_of_kind={})]
+    if len(row.kinds) > 1:
+        fewer.append(dataclasses.replace(row, kinds=(row.kinds[0], row.kinds[-1]), sizes_of_kind={}))
+    for other in fewer:
+        with monkeypatch.context() as patch:
+            patch.setitem(operations.OPERATIONS, operation, other)
+            assert assert_both_follow(peer, expected, tmp_path)

@@ -328,7 +328,7 @@ def _choice(target: str) -> str:
 
 
 def _planning() -> str:
-    """The numbers of planning as gfx942's store has them, and by target what they say of assembly, the rest being alike."""
+    """The numbers of planning as gfx942's store has them, and what those of other targets say of assembly."""
     of_assembly = {target: planning.facts(target)["assembly"] for target in ("gfx942", "gfx950", "gfx90a")}
     return json.dumps([planning.facts("gfx942"), of_assembly], separators=(",", ":"))
 

@@ -340,6 +340,9 @@ class _Drawing:
                 "q": operand(q), "rotary_cos": cos.data_ptr(), "rotary_sin": sin.data_ptr(), "rotary_half": half,
                 "rotary_places": room + 8, "rotary_interleaved": int(interleaved),
             }  # fmt: skip
+            if self.maybe(0.3):
+                first = self.index("rotary_offsets", *[1] * self.batch)
+                self.call["rotary_seqlens"], fields["rotary_offsets"] = first, first.data_ptr()
         return fields
 
     def drawn(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import struct
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,16 @@ def write_store(directory: Path) -> Signatures:
         objects[variant.name] = ("triton-stub", Compiled(image, {variant.name: entry}))
     (directory / f"{TARGET}.zip").write_bytes(store.archive(TARGET, ("triton", "stub"), objects))
     return every
+
+
+def change_planning(directory: Path, to: Path, facts: dict[str, Any]) -> None:
+    """Copies the store of a directory, with other numbers of planning in its manifest."""
+    with zipfile.ZipFile(directory / f"{TARGET}.zip") as old, zipfile.ZipFile(to / f"{TARGET}.zip", "w") as new:
+        for member in old.namelist():
+            content = old.read(member)
+            if member == "manifest.json":
+                content = json.dumps({**json.loads(content), "planning": facts}).encode()
+            new.writestr(member, content)
 
 
 class Recorder:
