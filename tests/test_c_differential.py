@@ -237,9 +237,7 @@ def test_both_languages_follow_a_number_of_planning(
     pytest.fail(f"no call of {len(expected)} is planned otherwise with another number")
 
 
-@pytest.mark.parametrize(
-    "operation", ["fwd", "fwd-paged-whole", "bwd-dq", "bwd-dkdv", "decode", "extend", "sparse-fwd"]
-)
+@pytest.mark.parametrize("operation", ["fwd", "bwd-dq", "bwd-dkdv", "decode", "extend", "sparse-fwd"])
 def test_both_languages_follow_the_sizes_and_kinds_of_kernels(
     peer: Peer,
     expected: dict[int, list[recorded.Launch]],
