@@ -16,6 +16,7 @@ from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_
 from flash_attn.backends import recording, split_kv
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends.ck import attention as ck_attention
+from flash_attn.kernels import planning
 from flash_attn.runtime import ck_planner
 
 torch.set_num_threads(2)
@@ -146,7 +147,7 @@ def test_rotary_tables_that_no_kernel_takes(done: list[ck_planner.Launch]) -> No
 def test_few_queries_share_out_the_keys(
     done: list[ck_planner.Launch], causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(split_kv, "_LEAST_KEYS", 300)
+    monkeypatch.setattr(planning, "SPLIT_KV", planning.SPLIT_KV._replace(least_keys=300))
     monkeypatch.setattr(split_kv, "are_faster", lambda *_: True)
     for seqlen_q in (1, 3):
         q, k, v = tensors((2, seqlen_q, 4, 64), (2, 300, 2, 64), (2, 300, 2, 64), seed=seqlen_q)

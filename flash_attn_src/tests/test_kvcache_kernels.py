@@ -17,7 +17,7 @@ from flash_attn.backends.triton import cache as triton_cache
 from flash_attn.backends.triton import decode as triton_decode
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.calls import cache_call, replace
-from flash_attn.kernels import flags, splits, tuning, variants
+from flash_attn.kernels import flags, planning, splits, tuning, variants
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -398,6 +398,6 @@ def test_num_splits_accounts_for_the_cost_of_combining() -> None:
         (300, 32, 132, 16): 4,
         (512, 64, 304, 16): 1,
         (1, 2048, 304, 16): 256,
-        (1, 8192, 2048, 1): splits.MAX_SPLITS,
+        (1, 8192, 2048, 1): planning.SPLIT_KV.max_splits,
     }
     assert {call: splits.profitable_splits(*call) for call in calls} == calls

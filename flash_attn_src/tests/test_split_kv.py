@@ -15,7 +15,7 @@ from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.calls import AttentionCall, GradientCall, attention_call
-from flash_attn.kernels import tuning
+from flash_attn.kernels import planning, tuning
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -41,7 +41,7 @@ def _both(
     """Both backends' out and lse agree, and the Triton backend's, which are returned, come in splits of the keys."""
     call = attention_call(q, k, v, softmax_scale=q.shape[-1] ** -0.5, **{"causal": True, **options, **lengths})
     with (
-        mock.patch.object(split_kv, "_LEAST_KEYS", 1),
+        mock.patch.object(planning, "SPLIT_KV", planning.SPLIT_KV._replace(least_keys=1)),
         mock.patch.object(split_kv, "are_faster", return_value=True),
         mock.patch.object(triton_attention, "attend_split", wraps=triton_attention.attend_split) as attend,
     ):
