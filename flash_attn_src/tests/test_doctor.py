@@ -280,7 +280,8 @@ def test_without_known_versions_the_doctor_still_answers(monkeypatch: pytest.Mon
 
 def test_a_healthy_machine_has_nothing_wrong() -> None:
     assert findings.examine(HEALTHY) == []
-    page = doctor.report(HEALTHY)
+    page = doctor.report(replace(HEALTHY, plug_ins={"vllm-flash-rocm": "0.1.0+rocm", "vllm": "0.33.0"}))
+    assert "plug-in         vllm-flash-rocm 0.1.0+rocm for vllm 0.33.0\n" in page
     for part in (
         "2.8.3+rocm62torch2.5triton",
         "MI300X, gfx942",

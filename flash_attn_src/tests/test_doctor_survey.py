@@ -85,7 +85,8 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     files = {"meminfo": "MemTotal: 8192 kB\nMemAvailable: 2048 kB\n", "version": "6.8.5\n"}
     for name, value in (("KFD", kfd), ("RENDER_NODES", str(tmp_path)), ("_read", lambda _: ""),
                         ("run_probe", lambda: ({"torch": 1}, "ended with signal 9")),
-                        ("installed", lambda: "/env/flash_attn"), ("TRITONS", ("pytest", "no-such-one"))):  # fmt: skip
+                        ("installed", lambda: "/env/flash_attn"), ("TRITONS", ("pytest", "no-such-one")),
+                        ("PLUG_INS", {"pytest": "no-such-one"})):  # fmt: skip
         monkeypatch.setattr(survey, name, value)
     monkeypatch.setattr(linux, "_read", lambda path: files[path.name])
     monkeypatch.setattr(survey.build_info, "load", lambda: build)
@@ -100,7 +101,7 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (facts.location, facts.installed) == (str(_SOURCE / "flash_attn"), "/env/flash_attn")
     assert sys.executable in facts.python
     assert facts.system
-    assert facts.tritons == {"pytest": pytest.__version__}
+    assert facts.tritons == facts.plug_ins == {"pytest": pytest.__version__}
     assert (facts.memory_mib, facts.driver) == (2, "6.8.5")
     assert {"PYTORCH_ROCM_ARCH", "LD_LIBRARY_PATH"} <= facts.variables.keys()
     assert "GITHUB_TOKEN" not in facts.variables

@@ -9,7 +9,7 @@ a ck wheel.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from flash_attn.runtime import build_info, ck_planner
 from flash_attn.runtime.environment import TRITON_ENABLE, switch
 from flash_attn.tracing import refuse_transforms
 
-__all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using"]
+__all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using", "watched"]
 
 
 def _source() -> str:
@@ -88,6 +88,7 @@ def choose() -> Choice:
 
 
 _chosen = choose()
+_cpu: Backend = _torch_backend
 _forced: Backend | None = None
 
 
@@ -108,12 +109,25 @@ def select(tensor: _torch.Tensor) -> Backend:
     if _forced is not None:
         return _forced
     if not tensor.is_cuda:
-        return _torch_backend
+        return _cpu
     if _chosen.problem is not None:
         raise RuntimeError(_chosen.problem)
     if _chosen.elsewhere is not None and not has_kernels(tensor):
         return _chosen.elsewhere
     return _chosen.backend
+
+
+@contextmanager
+def watched(wrap: Callable[[Backend], Backend]) -> Iterator[None]:
+    """Lets `wrap(backend)` serve calls in the place of each backend of this process."""
+    global _chosen, _cpu
+    before = _chosen, _cpu
+    elsewhere = _chosen.elsewhere and wrap(_chosen.elsewhere)
+    _chosen, _cpu = _chosen._replace(backend=wrap(_chosen.backend), elsewhere=elsewhere), wrap(_cpu)
+    try:
+        yield
+    finally:
+        _chosen, _cpu = before
 
 
 @contextmanager

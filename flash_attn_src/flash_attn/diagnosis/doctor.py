@@ -38,6 +38,11 @@ def report(facts: Facts) -> str:
         ("python", facts.python),
         ("torch", f"{torch['version']}, HIP {torch['hip']}, CUDA {torch['cuda']}" if torch else "none that loads"),
         ("triton", ", ".join(f"{name} {version}" for name, version in facts.tritons.items()) or "none"),
+        *(
+            ("plug-in", f"{name} {facts.plug_ins[name]} for {program} {facts.plug_ins.get(program, '(not installed)')}")
+            for name, program in survey.PLUG_INS.items()
+            if name in facts.plug_ins
+        ),
         ("system", facts.system),
         ("driver", facts.driver or "none"),
         *(

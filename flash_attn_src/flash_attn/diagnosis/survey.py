@@ -31,6 +31,8 @@ RENDER_NODES = "/dev/dri"
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 _SYSTEM = re.compile(r"(?:platform_system|sys_platform)\s*==\s*['\"](\w+)")  # in the condition of a requirement
 TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows")  # distributions of one module
+# Plug-ins of this project, and the program that each is for.
+PLUG_INS = {"vllm-flash-rocm": "vllm", "sglang-flash-rocm": "sglang"}
 # What changes how torch, the driver, Triton or this package behave; nothing else of the environment is shown.
 _SHOWN = ("FLASH_ATT", "TRITON_", "HIP_", "ROCR_", "HSA_", "CUDA_VISIBLE", "PYTORCH_", "GPU_ARCHS", "MAX_JOBS", "LD_")
 _PROBE_SECONDS = 300
@@ -58,6 +60,7 @@ class Facts:
     the wheel was installed from, "" for a package index. rocm: version of the ROCm on this machine, "" for none.
     torch_triton: the Triton that the installed torch requires, as pip takes it. has_kfd: whether GPUs are reached
     through /dev/kfd here. windows: whether the system is Windows, outside of WSL. executable: path of the Python.
+    plug_ins: versions of this project's plug-ins and of their programs, by distribution.
     leftovers: directories of packages that pip could not remove, because a program had their files open.
     replaced_hip: on Windows, torch's own HIP runtime where the process has loaded another file in its place. rocdxg and
     torch_runtime: in WSL, the library between ROCm and Windows, and torch's own copy of ROCm's runtime; "" for none.
@@ -85,6 +88,7 @@ class Facts:
     rocm: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     tritons: Mapping[str, str] = field(default_factory=dict)
+    plug_ins: Mapping[str, str] = field(default_factory=dict)
     torch_triton: str = ""
     memory_mib: int = 0
     driver: str = ""
@@ -190,6 +194,7 @@ def survey(log: str = "") -> Facts:
         rocm=_first_line(Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / ".info" / "version"),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SHOWN)},
         tritons=versions(TRITONS),
+        plug_ins=versions((*PLUG_INS, *PLUG_INS.values())),
         torch_triton=torch_triton(),
         memory_mib=PLATFORM.available_mib(),
         driver=PLATFORM.gpu_driver(),

@@ -15,6 +15,7 @@ compiled.py     what torch.compile has to know
 attention.py    SDPA in the terms of flash_attn_func
 switch.py       use_for_sdpa
 report.py       counts
+program.py      runs a program that is not changed
 
 With torch 2.11 or newer, PyTorch's own choice of an implementation has the name "flash_attn" too: see
 flash_attn.sdpa.aten. Nothing is active by an import alone.

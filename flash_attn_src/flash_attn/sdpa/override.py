@@ -7,8 +7,10 @@ reach it too. The first use registers it, and it stays: to take a kernel away wh
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ _KEYS = ("AutogradCUDA", "CUDA", "AutogradCPU", "CPU")
 
 # Whether calls are served. Dynamo's guards read it by its name.
 active = False
+# Computes what PyTorch gets, from the reason, the query and a function that computes it: `python -m flash_attn.why`
+# times it so.
+watch: Callable[[str, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor] | None = None
 
 _users: set[object] = set()
 _recorded: weakref.WeakKeyDictionary[Any, int] = (
@@ -77,6 +82,10 @@ def _kernel(
             return out
         if counted:
             count_passed_on(out)
+            if watch is not None:
+                return watch(out, query, functools.partial(
+                    pytorch, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                ))  # fmt: skip
     return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 

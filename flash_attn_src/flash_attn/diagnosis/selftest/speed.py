@@ -65,17 +65,18 @@ def _times(attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...],
             return attend()
 
     if not inputs:
-        return _milliseconds(forward, device), None
+        return milliseconds(forward, device), None
     out = attend()
     dout = torch.ones_like(out)
 
     def backward() -> object:
         return torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
-    return _milliseconds(forward, device), _milliseconds(backward, device)
+    return milliseconds(forward, device), milliseconds(backward, device)
 
 
-def _milliseconds(call: Call, device: str) -> float:
+def milliseconds(call: Call, device: str) -> float:
+    """Milliseconds of a call: the median of three rounds of calls in a row."""
     call()
     _round(call, 1, device)
     repeats = max(1, min(50, int(_ROUND_MS / _round(call, 1, device))))
