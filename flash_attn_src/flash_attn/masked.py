@@ -13,7 +13,7 @@ from flash_attn.arguments import check_dense
 from flash_attn.autocast import cast
 from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall, GradientCall, Options, maybe_contiguous, new_out
-from flash_attn.custom_ops.sinks import sink_gradient
+from flash_attn.custom_ops.autograd import gradients_of
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.mask import Mask
 from flash_attn.options import WITH_MASK
@@ -152,18 +152,28 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    if dlse is not None:
-        raise RuntimeError("return_lse: attention with a mask has no gradient of the logsumexp: detach it")
-    gradients: tuple[torch.Tensor | None, ...] = (None, None, None)
-    ds_aux = None
-    if dout is not None:
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
-        by_op = is_traced(dout, q, k, v, *tensors)
-        compute: Any = torch.ops.flash_attn._masked_backward if by_op else _compute_gradients
-        *gradients, delta = compute(dout, q, k, v, out, lse, *tensors, *ctx.numbers)
-        if tensors[-1] is not None and ctx.needs_input_grad[3 + _TENSORS - 1]:
-            ds_aux = sink_gradient(tensors[-1], lse, delta, None)
-    return (*gradients, *(None,) * (_TENSORS - 1), ds_aux, *(None,) * len(ctx.numbers))
+    saved = ctx.saved_tensors
+    q, k, v, _out, _lse, *tensors = saved
+    call = _call(q, k, v, (*tensors, *ctx.numbers))
+    dq, dk, dv, ds_aux, _ = gradients_of(ctx, call, saved, dout, dlse, _write_gradients)
+    return (dq, dk, dv, *(None,) * (_TENSORS - 1), ds_aux, *(None,) * len(ctx.numbers))
+
+
+def _write_gradients(gradients: GradientCall) -> torch.Tensor:
+    """Writes dq, dk and dv, through the operator if a compiler has to see it; returns softmax_d."""
+    call, dout, out, lse = gradients.forward, gradients.dout, gradients.out, gradients.softmax_lse
+    mask = call.options.mask
+    assert mask is not None
+    into = gradients.dq, gradients.dk, gradients.dv
+    if not is_traced(dout, call.q, call.k, call.v, *mask.parts.values()):
+        return backends.select(call.q).backward(GradientCall(call, maybe_contiguous(dout), out, lse, *into))
+    *computed, delta = torch.ops.flash_attn._masked_backward(
+        dout, call.q, call.k, call.v, out, lse, *as_arguments(mask, call.options)
+    )
+    for x, y in zip(into, computed, strict=True):
+        x.copy_(y)
+    softmax_d: torch.Tensor = delta
+    return softmax_d
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
@@ -180,6 +190,5 @@ class _Masked(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return _gradients(ctx, dout, dlse)

@@ -158,13 +158,16 @@ def test_lists_of_the_backward_may_have_other_blocks_of_the_same_mask() -> None:
             cute.flash_attn_func(q, k, v, **lists, block_sparse_tensors_bwd=_lists(2 - finer.mT, (64, 64)))
 
 
-def test_the_logsumexp_has_no_gradient() -> None:
+def test_the_logsumexp_has_a_gradient() -> None:
     q, k, v = _draw(128, 128)
     lists = _lists(torch.ones(1, 1, 1, 1, device=DEVICE), (128, 128))
-    _, lse = cute.flash_attn_func(q, k, v, block_sparse_tensors=lists, return_lse=True)
-    assert lse is not None
-    with pytest.raises(RuntimeError, match="return_lse: attention with a mask has no gradient of the logsumexp"):
-        lse.sum().backward()
+    gradients = []
+    for options in ({"block_sparse_tensors": lists}, {}):
+        _, lse = cute.flash_attn_func(q, k, v, **options, return_lse=True)
+        assert lse is not None
+        gradients.append(torch.autograd.grad(lse.square().sum(), (q, k)))
+    for name, got, wanted in zip(("dq", "dk"), *gradients, strict=True):
+        assert_close(name, got, wanted)
 
 
 def test_the_fields_are_upstreams() -> None:

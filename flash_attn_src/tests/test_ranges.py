@@ -60,7 +60,9 @@ def _shuffled(sq: int, sk: int) -> dict[str, torch.Tensor]:
 
 CASES: dict[str, dict[str, Any]] = {
     "any ranges": {"sq": 130, "sk": 200, "mask": lambda: {"ranges": _random_ranges(2, 1, 130, 200)}},
-    "for each head": {"sq": 70, "sk": 150, "heads": (4, 2), "mask": lambda: {"ranges": _random_ranges(1, 4, 70, 150)}},
+    "for each head": {
+        "sq": 70, "sk": 150, "heads": (4, 2), "lse": True, "mask": lambda: {"ranges": _random_ranges(1, 4, 70, 150)},
+    },
     "one range": {"sq": 90, "sk": 90, "mask": lambda: {"ranges": _random_ranges(1, 1, 90, 90)[:, :, :, 0]}},
     "prefix and window": {"sq": 300, "sk": 333, "mask": lambda: {"ranges": _prefix(300, 333, 75, 40)}},
     "causal": {"sq": 150, "sk": 150, "causal": True, "mask": lambda: {"ranges": _random_ranges(1, 1, 150, 150)}},
@@ -78,7 +80,10 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"sq": 130, "sk": 200, "dtype": torch.bfloat16, "mask": lambda: {"ranges": _prefix(130, 200, 90, 60)}},
     "head dim 44": {"sq": 65, "sk": 70, "dim": 44, "mask": lambda: {"ranges": _random_ranges(1, 1, 65, 70)}},
     "head dim 200": {"sq": 65, "sk": 130, "dim": 200, "mask": lambda: {"ranges": _random_ranges(1, 1, 65, 130)}},
-    "sinks": {"sq": 130, "sk": 200, "sinks": True, "mask": lambda: {"ranges": _random_ranges(2, 1, 130, 200) // 2}},
+    "sinks": {
+        "sq": 130, "sk": 200, "sinks": True, "lse": True,
+        "mask": lambda: {"ranges": _random_ranges(2, 1, 130, 200) // 2},
+    },
     "whole blocks beside hidden keys": {
         "sq": 200, "sk": 130, "causal": True,
         "mask": lambda: {"hidden": _random_ranges(1, 2, 130, 200),
@@ -119,42 +124,66 @@ def _visible(mask: dict[str, Any], sq: int, sk: int, causal: bool, window: tuple
 
 def _dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, sinks: torch.Tensor | None
-) -> torch.Tensor:
-    """Attention with a dense mask, in the type of its inputs."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with a dense mask and its logsumexp, in the type of its inputs."""
     group = q.shape[2] // k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(group, 1), v.transpose(1, 2)
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(q.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
     weights = scores.softmax(-1).nan_to_num(0.0)[..., : k.shape[2]]
-    return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2)
+    return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2), scores.logsumexp(-1)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_dense_attention_with_the_mask(backend: str, case: str) -> None:  # noqa: ARG001
-    given = {"heads": (2, 2), "causal": False, "window": (-1, -1), "dim": 64, "dtype": HALF, "sinks": False}
+    given = {
+        "heads": (2, 2),
+        "causal": False,
+        "window": (-1, -1),
+        "dim": 64,
+        "dtype": HALF,
+        "sinks": False,
+        "lse": False,
+    }
     given |= CASES[case]
     sq, sk, dim, dtype, (heads, heads_k) = (given[name] for name in ("sq", "sk", "dim", "dtype", "heads"))
     q = _draw(2, sq, heads, dim, dtype=dtype)
     k, v = (_draw(2, sk, heads_k, dim, dtype=dtype, seed=seed) for seed in (1, 2))
-    dout = _draw(2, sq, heads, dim, dtype=dtype, seed=3)
+    dout, dlse = _draw(2, sq, heads, dim, dtype=dtype, seed=3), _draw(2, heads, sq, dtype=FULL, seed=5)
     sinks = [_draw(heads, dtype=dtype, seed=4)] if given["sinks"] else []
     mask = given["mask"]()
     visible = _visible(mask, sq, sk, given["causal"], given["window"])
 
     def results(function: Any, dtype: torch.dtype) -> list[torch.Tensor]:
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v, *sinks)]
-        out = function(*leaves[:3], leaves[3] if sinks else None)
-        return [out, *torch.autograd.grad(out, leaves, dout.to(out.dtype))]
+        out, lse = function(*leaves[:3], leaves[3] if sinks else None)
+        outputs, douts = [out], [dout.to(out.dtype)]
+        if given["lse"]:  # rows without a key have +inf or -inf, and no gradient
+            outputs, douts = [out, lse], [*douts, (dlse * lse.isfinite()).to(lse.dtype)]
+        return [out, *torch.autograd.grad(outputs, leaves, douts)]
 
     options = {"causal": given["causal"], "window_size": given["window"]}
-    got = results(lambda *x: flash_attn_ranges_func(*x[:3], **mask, **options, s_aux=x[3]), dtype)
+    got = results(lambda *x: flash_attn_ranges_func(*x[:3], **mask, **options, s_aux=x[3], return_lse=True), dtype)
     same = results(lambda *x: _dense(*x[:3], visible, x[3]), dtype)
     wanted = results(lambda *x: _dense(*x[:3], visible, x[3]), FULL)
     for name, ours, reference, lowered in zip(("out", "dq", "dk", "dv", "ds_aux"), got, wanted, same, strict=False):
         # A sum over rows, rounded at the end, as in test_sinks.
         tiny = 2.0 * torch.finfo(dtype).eps if name == "ds_aux" else 2e-5
         assert_close(name, ours, reference, rough=lowered, tiny=tiny)
+
+
+def test_second_derivatives() -> None:
+    q, k, sinks = (_draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((1, 5, 2, 8), (1, 6, 1, 8), (2,)))
+    blocks = BlockMask(torch.full((1, 2, 1, 1), 1, dtype=torch.uint8, device=DEVICE), (64, 64))
+    mask = {"ranges": _random_ranges(1, 2, 5, 6) // 4, "ids_q": _integers(0, 2, 1, 5), "ids_k": _integers(0, 2, 1, 6)}
+
+    def attend(q: torch.Tensor, k: torch.Tensor, sinks: torch.Tensor) -> Any:
+        return flash_attn_ranges_func(q, k, k, **mask, block_mask=blocks, s_aux=sinks, causal=True, return_lse=True)
+
+    with backends.using(torch_backend):  # type: ignore[arg-type]
+        assert torch.autograd.gradcheck(attend, (q, k, sinks), fast_mode=True)
+        assert torch.autograd.gradgradcheck(attend, (q, k, sinks), fast_mode=True)
 
 
 def _hidden_by_flashmask(bounds: torch.Tensor, sq: int, causal: bool) -> torch.Tensor:
@@ -180,7 +209,7 @@ def test_flashmask(causal: bool, count: int, heads: int) -> None:
     with backends.using(torch_backend):  # type: ignore[arg-type]
         out, lse = flashmask_attention(q, k, v, bounds, causal=causal, return_softmax_lse=True)
     visible = ~_hidden_by_flashmask(bounds.cpu(), 70, causal).to(DEVICE).repeat_interleave(4 // heads, 1)
-    wanted = _dense(q, k, v, visible & _visible({}, 70, 70, causal, (-1, -1)), None)
+    wanted, _ = _dense(q, k, v, visible & _visible({}, 70, 70, causal, (-1, -1)), None)
     assert_close("out", out, wanted)
     assert lse.shape == (2, 4, 70)
 
@@ -210,7 +239,7 @@ def test_magi_slices() -> None:
     with backends.using(torch_backend):  # type: ignore[arg-type]
         out, lse = flex_flash_attn_func(q, k, v, *arguments)
     seen = _seen_in_slices(SLICES, 110, 110).to(DEVICE)
-    wanted = _dense(q[None], k[None], v[None], seen, None)[0]
+    wanted = _dense(q[None], k[None], v[None], seen, None)[0][0]
     assert_close("out", out, wanted)
     assert torch.equal(lse == -torch.inf, ~seen.any(1)[:, None].expand(110, 4))
     with backends.using(torch_backend):  # type: ignore[arg-type]

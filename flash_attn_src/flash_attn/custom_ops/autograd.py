@@ -6,6 +6,7 @@ flash_attn.custom_ops.backward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def differentiate(
     softmax_lse: torch.Tensor,
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
+    backward: Callable[[GradientCall], torch.Tensor] = backward_by_op,
 ) -> _Gradients:
     """dq, dk, dv and the gradients of s_aux and attn_bias from the gradients of out and softmax_lse; None where none
     reaches an input.
@@ -36,11 +38,12 @@ def differentiate(
     The gradient of softmax_lse reaches the scores as p * dlse. The backward gives them
     p * (dout @ v - rowsum(dout * out)). Both are equal where the first column of dout holds dlse, the first column of v
     holds ones, and all else is zero. Dropout comes after softmax_lse.
+    backward: writes the gradients of a call whose out got one; returns softmax_d.
     """
     dq = dk = dv = softmax_d = dsinks = dbias = None
     if dout is not None:
         dq, dk, dv, dbias = _new(call)
-        softmax_d = backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
+        softmax_d = backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if dlse is not None:
         columns = (0, call.v.shape[-1] - 1)
         column = pad(dlse.transpose(-1, -2)[..., None].to(call.q.dtype), columns)
@@ -48,7 +51,7 @@ def differentiate(
         more_q, more_k, unused, more_bias = _new(call)
         undropped = replace(call, v=ones, dropout_p=0.0, rng_state=None)
         zeros = torch.zeros_like(out)
-        backward_by_op(GradientCall(undropped, column, zeros, softmax_lse, more_q, more_k, unused, more_bias))
+        backward(GradientCall(undropped, column, zeros, softmax_lse, more_q, more_k, unused, more_bias))
         dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
         dbias = more_bias if dbias is None or more_bias is None else dbias + more_bias
     if call.options.s_aux is not None and (dout is not None or dlse is not None):
@@ -76,29 +79,38 @@ def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
     saved = ctx.saved_tensors
     q, k, v, _out, _softmax_lse, *tensors = saved
-    call = restore(q, k, v, tuple(tensors), ctx.rest)
+    return gradients_of(ctx, restore(q, k, v, tuple(tensors), ctx.rest), saved, dout, dlse)
+
+
+def gradients_of(
+    ctx: Any,
+    call: AttentionCall,
+    saved: tuple[Any, ...],
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    backward: Callable[[GradientCall], torch.Tensor] = backward_by_op,
+) -> _Gradients:
+    """`differentiate` of a call that was saved as q, k, v, out, softmax_lse and more, whose own derivative is PyTorch's
+    or an error."""
+    q, k, v, out, softmax_lse, *_ = saved
+
+    def first(_ctx: Any, _saved: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
+        dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse, backward)
+        if dv is None and dlse is not None:  # zeros instead of nothing, as upstream
+            dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+        return dq, dk, dv, dsinks, dbias
+
     if is_compiling() or not torch.is_grad_enabled():
-        return _first_gradients(ctx, saved, dout, dlse)
+        return first(ctx, saved, dout, dlse)
     what = second_derivative.refused(call)
     computed: tuple[torch.Tensor | None, ...]
     if what is None:
         with torch.no_grad():
-            computed = _first_gradients(ctx, saved, dout, dlse)
+            computed = first(ctx, saved, dout, dlse)
         computed = second_derivative.gradients(computed, call, (q, k, v), dout, dlse)
     else:
-        computed = first_only(what, _first_gradients, ctx, dout, dlse, saved=saved)
+        computed = first_only(what, first, ctx, dout, dlse, saved=saved)
     dq, dk, dv, dsinks, dbias = computed
-    return dq, dk, dv, dsinks, dbias
-
-
-def _first_gradients(
-    ctx: Any, saved: tuple[Any, ...], dout: torch.Tensor | None, dlse: torch.Tensor | None
-) -> _Gradients:
-    q, k, v, out, softmax_lse, *tensors = saved
-    call = restore(q, k, v, tuple(tensors), ctx.rest)
-    dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse)
-    if dv is None and dlse is not None:  # zeros instead of nothing, as upstream
-        dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     return dq, dk, dv, dsinks, dbias
 
 

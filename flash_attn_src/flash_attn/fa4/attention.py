@@ -16,10 +16,10 @@ from flash_attn.autocast import cast
 from flash_attn.backends.torch import sequences
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.custom_ops import lse
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fa3 import second_query
 from flash_attn.fa3.inputs import check_used, factors, used_rows
-from flash_attn.fa4 import lse
 from flash_attn.fa4.arguments import Mask, keeps_gradients, refuse
 from flash_attn.fa4.block_sparsity import attend_to_blocks, refuse_beside_blocks
 from flash_attn.fa4.rows import Lengths, Rows, fewer, packed, rows_of, rows_that_do_not_count, unpacked

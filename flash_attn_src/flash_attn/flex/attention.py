@@ -11,7 +11,10 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention as _flex
 from torch.nn.attention import flex_attention as torch_flex
 
+from flash_attn.arguments import check_dense
 from flash_attn.arguments.diagnosis import LEAST, MOST
+from flash_attn.calls import AttentionCall, Options
+from flash_attn.custom_ops.lse import with_gradient
 from flash_attn.flash_attn_interface import flash_attn_func
 from flash_attn.flex.masks import Masked
 from flash_attn.flex.plan import Plan, plan
@@ -75,23 +78,20 @@ def attention_or_reason(
     if block_mask is not None and block_mask.BLOCK_SIZE[0] >= _NO_MASK_BLOCK:
         block_mask = None
     try:
-        understood = _understood(query, key, value, score_mod, block_mask, scale, wants_lse)
+        understood = _understood(query, key, value, score_mod, block_mask, scale)
     except Exception as error:  # PyTorch computes what is not understood, or raises its own error
         return f"score_mod or mask_mod: {error if isinstance(error, UntraceableError) else repr(error)}"
     if isinstance(understood, str):
         return understood
     made, query, factor, softcap = understood
-    has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
     try:
-        out, lse = _attention(made, query, key, value, factor, softcap)
+        out, lse = _attention(made, query, key, value, factor, softcap, wants_lse)
     except (KernelError, NotImplementedError) as error:
         return f"no kernel: {error}"
     out = laid_out(out.transpose(1, 2), query)
     if not wants_lse:
         return out if return_aux is None else (out, _auxiliary(return_aux, None))
     lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # a query that sees no key
-    if has_gradient:
-        lse = _Logsumexp.apply(query, key, lse, made, factor)
     return (out, lse) if return_aux is None else (out, _auxiliary(return_aux, lse))
 
 
@@ -108,8 +108,7 @@ def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _understood(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: Any, scale: float | None,
-    wants_lse: bool,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: Any, scale: float | None
 ) -> tuple[Plan, torch.Tensor, float, float] | str:  # fmt: skip
     """(plan, the query times factors of its own, the scale, the soft cap), or why PyTorch gets the call."""
     sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -121,9 +120,6 @@ def _understood(
         return "a scale that fp32 does not hold as a normal number"
     if asked.score.softcap > _MOST_SOFTCAP:
         return f"a soft cap above {_MOST_SOFTCAP:g}"
-    has_gradient = wants_lse and torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    if (has_gradient and asked.score.softcap) or (wants_lse and asked.is_learned):
-        return "a gradient of the logsumexp through a soft cap or a learned score_mod"
     has_masks = query.shape[-1] == value.shape[-1] <= _MOST_MASKED_DIM
     made = plan(asked, query.dtype, has_masks=has_masks)
     if isinstance(made, str):
@@ -173,9 +169,11 @@ def _are_hints(kernel_options: Any) -> bool:
 
 
 def _attention(
-    made: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, softcap: float
-) -> _Result:
-    """Out (batch, seqlen_q, heads, head_dim) and the logsumexp, fp32 (batch, heads, seqlen_q)."""
+    made: Plan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, softcap: float,
+    wants_lse: bool,
+) -> _Result:  # fmt: skip
+    """Out (batch, seqlen_q, heads, head_dim) and the logsumexp, fp32 (batch, heads, seqlen_q), which has a gradient if
+    it is wanted."""
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if isinstance(made, Masked):
         from flash_attn.ranges import flash_attn_ranges_func  # registers operators, which takes time
@@ -183,34 +181,13 @@ def _attention(
         mask = {field.name: getattr(made, field.name) for field in fields(made)}
         result = flash_attn_ranges_func(q, k, v, **mask, softmax_scale=scale, return_lse=True)
         return result[0], result[1]
+    options = Options(scale, False, made.window, softcap, alibi_slopes=made.alibi_slopes, attn_bias=made.attn_bias)
+    call = AttentionCall(q, k, v, options, torch.are_deterministic_algorithms_enabled())
     out, lse, _ = flash_attn_func(
         q, k, v, softmax_scale=scale, softcap=softcap, window_size=made.window, alibi_slopes=made.alibi_slopes,
-        attn_bias=made.attn_bias, deterministic=torch.are_deterministic_algorithms_enabled(), return_attn_probs=True,
+        attn_bias=made.attn_bias, deterministic=call.deterministic, return_attn_probs=True,
     )  # fmt: skip
+    if wants_lse and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, made.attn_bias)):
+        check_dense(call)
+        lse = with_gradient(call, lse)
     return out, lse
-
-
-class _Logsumexp(torch.autograd.Function):
-    """The logsumexp of the scaled scores with its gradient, by the attention P of the call:
-
-    dq = scale * dlse * (P @ k), a forward with k for v; dk = scale * P^T @ (dlse * q), its gradient of v.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, lse: torch.Tensor, made: Plan, scale: float
-    ) -> torch.Tensor:
-        ctx.save_for_backward(query, key)
-        ctx.made, ctx.scale = made, scale
-        return lse.view_as(lse)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key = (x.detach() for x in ctx.saved_tensors)
-        with torch.enable_grad():
-            value = key.clone().requires_grad_()
-            out, _ = _attention(ctx.made, query, key, value, ctx.scale, 0.0)
-        scaled = (ctx.scale * dlse)[..., None]
-        (dk,) = torch.autograd.grad(out, value, (scaled * query).to(out.dtype).transpose(1, 2))
-        return (scaled * out.detach().transpose(1, 2)).to(query.dtype), dk, None, None, None

@@ -88,7 +88,7 @@ DOORS = {
     "fp8": _row("attention in FP8", _MASK, _RESULT, _PACKED, "descales softcap dropout_p alibi_slopes"),
     "int8": _row("attention with INT8 queries and keys", _MASK, _RESULT, _PACKED),
     "second-derivative": _row(
-        "attention by PyTorch's operations", _MASK, _RESULT, "softcap alibi_slopes s_aux attn_bias"
+        "attention by PyTorch's operations", _MASK, _RESULT, "softcap alibi_slopes s_aux attn_bias mask"
     ),
     "upstream-fwd": _row("upstream's operator", _MASK, _PACKED, "return_softmax out block_table softcap alibi_slopes"),
     "upstream-bwd": _row("upstream's operator", _MASK, _RESULT, _PACKED, "softcap dropout_p alibi_slopes s_aux"),

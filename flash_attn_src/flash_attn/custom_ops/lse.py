@@ -1,4 +1,4 @@
-"""softmax_lse with a gradient, which FlashAttention-4 has and flash_attn's public functions do not."""
+"""softmax_lse with a gradient, which FlashAttention-4 and FlexAttention have and flash_attn_func does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Lse(torch.autograd.Function):
-    """softmax_lse as it is, with the gradients of q, k and s_aux, and of v, which is zero as upstream has it."""
+    """softmax_lse as it is, with the gradients of q, k, s_aux and attn_bias. The gradient of v is zero."""
 
     @staticmethod
     def forward(
@@ -30,6 +30,7 @@ class _Lse(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         s_aux: torch.Tensor | None,  # noqa: ARG004
+        attn_bias: torch.Tensor | None,  # noqa: ARG004
         softmax_lse: torch.Tensor,
         call: AttentionCall,
     ) -> torch.Tensor:
@@ -44,24 +45,25 @@ class _Lse(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, saved: tuple[Any, ...], dlse: torch.Tensor) -> Gradients:
-    """The gradients of q, k, v and s_aux."""
+    """The gradients of q, k, v, s_aux and attn_bias."""
     q, k, softmax_lse, *tensors = saved
     wide_q, wide_k = _padded(q), _padded(k)
     # The gradient of softmax_lse does not depend on v.
     call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.rest)
-    dq, dk, _, dsinks, _ = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
+    dq, dk, _, dsinks, dbias = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
     assert dq is not None
     assert dk is not None
     shape, dtype = ctx.of_v
     dv = torch.zeros(shape, dtype=dtype, device=q.device) if ctx.needs_input_grad[2] else None
-    return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv, dsinks
+    return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv, dsinks, dbias
 
 
 def with_gradient(call: AttentionCall, softmax_lse: torch.Tensor) -> torch.Tensor:
-    """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k, v and s_aux."""
+    """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k, v, s_aux and attn_bias."""
     scale = call.q.shape[-1] ** -0.5 if call.options.softmax_scale is None else call.options.softmax_scale
     bare = replace(call, softmax_scale=scale)
-    return _Lse.apply(call.q, call.k, call.v, call.options.s_aux, softmax_lse.detach(), bare)
+    learned = call.options.s_aux, call.options.attn_bias
+    return _Lse.apply(call.q, call.k, call.v, *learned, softmax_lse.detach(), bare)
 
 
 def by_op(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
