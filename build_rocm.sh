@@ -21,6 +21,8 @@ options:
   --docker        do it inside a container with the combination's ROCm, by the same steps
   --cibuildwheel  assemble the universal wheel in a manylinux image and test it there under
                   each Python, too; needs Docker and Python 3.11
+  --packages      write the wheels of flash-attn-3, flash-attn-4, sageattention, spas-sage-attn, block-sparse-attn
+                  and of the plug-ins for vLLM and SGLang into dist/, too
   --backend NAME  ck, which holds the Triton kernels too, or triton alone
                   (default: ck where it has kernels for one of the targets)
   --dist DIR      where the wheel goes (default: dist in this repository)

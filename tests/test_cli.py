@@ -271,7 +271,7 @@ def test_build_runs_the_stages_in_order(
     monkeypatch.setattr("rocm_wheels.wheel.closing._environments", lambda _: [])
     monkeypatch.setattr("rocm_wheels.wheel.closing.interpreters.found", lambda _: Path("/somewhere/python"))
     pip = "flash-attn-env/bin/python -m pip install"
-    assert cli.main(["build", *CELL, "--dist", str(tmp_path / "out")]) == 0
+    assert cli.main(["build", *CELL, "--dist", str(tmp_path / "out"), "--packages"]) == 0
     assert stages.calls == [
         "toolchain.check",
         "repair.check",
@@ -341,6 +341,8 @@ def test_build_runs_the_stages_in_order(
         f" --index-url https://download.pytorch.org/whl/rocm6.2 && {pip} {wheel}",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
+    assert cli.main(["build", *CELL, "--dist", str(tmp_path / "one")]) == 0
+    assert [path.name for path in (tmp_path / "one").glob("*.whl")] == [wheel.name]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def test_the_commands_of_a_cell() -> None:
         dist=Path("/out"),
         cache=Path("/cache"),
         cached_kernels=True,
+        packages=True,
         without=["asm"],
         device_group=None,
         root=Path("/repository"),
@@ -50,7 +51,8 @@ def test_the_commands_of_a_cell() -> None:
         "--volume", "/repository/build/docker:/repository/build", "--env", "HOME=/repository/build",
         "--env", "PYTORCH_ROCM_ARCH=gfx90a;gfx942", "--env", "GPU_ARCHS=", "--env", "MAX_JOBS", tag,
         "/repository/build_rocm.sh", "2.8.3", "3.11", "2.5.1", "6.2", "--backend", "triton",
-        "--dist", "/out", "--cache", "/cache", "--cached-kernels", "--without", "asm",
+        "--dist", "/out", "--cache", "/cache", "--cached-kernels", "--packages", "--without",
+        "asm",
     ]  # fmt: skip
 
 

@@ -65,6 +65,10 @@ def add_verbs(verbs: Any) -> None:
         image.add_argument(
             "--cibuildwheel", action="store_true", help="assemble and test the universal wheel in a manylinux image too"
         )
+        verb.add_argument(
+            "--packages", action="store_true",
+            help="write the wheels of flash-attn-3, flash-attn-4, sageattention, vLLM's plug-in and others too",
+        )  # fmt: skip
         add_without(verb)
         verb.add_argument(
             "--published",
@@ -163,7 +167,12 @@ def _build(arguments: argparse.Namespace) -> int:
             say(f"note: {note}")
         if arguments.docker:
             code = container.run(
-                plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, without=arguments.without
+                plan,
+                dist=dist,
+                cache=cache,
+                cached_kernels=arguments.cached_kernels,
+                without=arguments.without,
+                packages=arguments.packages,
             )
             if code != 0:
                 return code
@@ -178,6 +187,7 @@ def _build(arguments: argparse.Namespace) -> int:
             without=arguments.without,
             cibuildwheel=arguments.cibuildwheel and plan.platform == DEFAULT,
             public=public,
+            packages=arguments.packages,
             say=say,
         )
         wheels.append((plan, wheel))

@@ -54,13 +54,15 @@ def run(
     without: Sequence[str] = (),
     cibuildwheel: bool = False,
     public: Sequence[PublicWheel] = (),
+    packages: bool = False,
 ) -> Path:
     """Builds the wheel of a plan into `dist` and returns its path. Its test report is next to it.
 
     without: names of compilers whose kernels the wheel does not get. cached_kernels: compile nothing; CompileFailed
     names the first kernel that is not in the cache. cibuildwheel: the wheel is assembled, repaired and tested in a
     manylinux image before it is verified here. public: the public wheels; a wheel that differs from the public one of
-    its name gets the next build number.
+    its name gets the next build number. packages: the wheels of the interfaces (FlashAttention-3, vLLM's plug-in and
+    others) go into `dist` too; else they are made for the tests alone.
 
     Errors of the stages are not caught. After a VerifyFailed the wheel and its test report are left for inspection.
     """
@@ -70,7 +72,15 @@ def run(
 
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
-    series = Series(dist=dist, cache=cache, log=log, cached_kernels=cached_kernels, without=without, public=public)
+    series = Series(
+        dist=dist,
+        cache=cache,
+        log=log,
+        cached_kernels=cached_kernels,
+        without=without,
+        public=public,
+        packages=packages,
+    )
     with work_directory(cache) as work:
         checks = work / "verify"
         checks.mkdir()
@@ -94,7 +104,7 @@ def run(
                 verdict = windows.verify(repaired, plan, checks)
             detail.append("passed" if verdict.ok else "failed")
     say(f"\n{verdict.summary()}\n")
-    for line in closing.facts(plan, repaired, beside):
+    for line in closing.facts(plan, repaired, beside if packages else ()):
         say(line)
     return repaired
 

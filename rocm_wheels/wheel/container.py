@@ -19,7 +19,9 @@ KFD = Path("/dev/kfd")
 PASSED_ON = ("MAX_JOBS", "SOURCE_DATE_EPOCH")
 
 
-def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: Sequence[str] = ()) -> int:
+def run(
+    plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: Sequence[str] = (), packages: bool = False
+) -> int:
     """Builds the image if it is new, then the wheel in it, with the same `dist` and `cache`. Returns docker's exit
     code.
 
@@ -37,6 +39,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: S
         cache=cache,
         cached_kernels=cached_kernels,
         without=without,
+        packages=packages,
         device_group=device_group,
         root=ROOT,
         env=os.environ,
@@ -70,6 +73,7 @@ def commands(
     cache: Path,
     cached_kernels: bool,
     without: Sequence[str] = (),
+    packages: bool = False,
     device_group: int | None,
     root: Path,
     env: Mapping[str, str],
@@ -107,5 +111,6 @@ def commands(
         start += ["--cap-add=SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--ipc=host"]
     build = [f"{root}/build_rocm.sh", cell.flash_attn, cell.python, cell.torch, cell.rocm, "--backend", cell.backend]
     build += ["--dist", str(dist), "--cache", str(cache), *(["--cached-kernels"] if cached_kernels else [])]
+    build += ["--packages"] if packages else []
     build += [word for name in without for word in ("--without", name)]
     return [image, [*start, tag, *build]]

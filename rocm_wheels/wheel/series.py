@@ -43,7 +43,8 @@ class StageLog:
 
 @dataclass(kw_only=True)
 class Series:
-    """Makes wheels in `dist`. cached_kernels, without, public: as of `build.run`. Errors of the stages are not caught.
+    """Makes wheels in `dist`. cached_kernels, without, public, packages: as of `build.run`. Errors of stages are not
+    caught.
 
     stores: targets, backend and toolchain -> the packed stores. interfaces: label -> the wheels of the interfaces,
     which all Pythons share.
@@ -55,6 +56,7 @@ class Series:
     cached_kernels: bool = False
     without: Sequence[str] = ()
     public: Sequence[PublicWheel] = ()
+    packages: bool = True
     stores: dict[tuple[tuple[str, ...], str, str], dict[str, Path]] = field(default_factory=dict)
     interfaces: dict[str, list[Path]] = field(default_factory=dict)
 
@@ -84,7 +86,9 @@ class Series:
             repaired = numbering.assign(mend(raw, self.dist), self.public)
             detail.append(repaired.name)
         if (wanted := interfaces(plan)) and plan.label not in self.interfaces:
-            self.interfaces[plan.label] = [self._interface(each, plan) for each in wanted]
+            into = self.dist if self.packages else work / "packages"
+            into.mkdir(exist_ok=True)
+            self.interfaces[plan.label] = [self._interface(each, plan, into) for each in wanted]
         return repaired, self.interfaces[plan.label] if wanted else []
 
     def _stores(self, plan: Plan) -> dict[str, Path]:
@@ -104,11 +108,11 @@ class Series:
             detail += [f"{target} {closing.size(store)}" for target, store in self.stores[key].items()]
         return self.stores[key]
 
-    def _interface(self, interface: Interface, plan: Plan) -> Path:
+    def _interface(self, interface: Interface, plan: Plan, into: Path) -> Path:
         from rocm_wheels.wheel import assemble, numbering
 
-        with self.log.stage(interface.name.replace("_", "-"), self.dist) as detail:
-            made = numbering.assign(assemble.assemble_interface(interface, plan, self.dist), self.public)
+        with self.log.stage(interface.name.replace("_", "-"), into) as detail:
+            made = numbering.assign(assemble.assemble_interface(interface, plan, into), self.public)
             detail.append(made.name)
         return made
 
