@@ -3,6 +3,7 @@
 counts.py       what became of a model's attention calls
 attention.py    ComfyUI's call in the terms of SDPA
 node.py         the node
+install.py      installs the wheel into ComfyUI's Python
 
 Copy this folder into ComfyUI's custom_nodes. docs/comfyui.md of the project has each step.
 """
