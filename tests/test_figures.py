@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rocm_wheels.cli import matrix
 from rocm_wheels.compile import units
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.targets import universal
@@ -67,3 +68,12 @@ def test_kernels_are_counted_as_they_are_compiled(data: Versions, known: dict[st
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_a_fork_reads_what_its_release_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--only", "2.8.3 3.1[12] 2.6.0 6.2 triton", "--target", "gfx1100", "--list"]
+    assert matrix.main({"rocm": coverage.matrix_of()}, command) == 0
+    told = re.search(r"\d+ jobs and [\d.]+ hours of runners", capsys.readouterr().err)
+    page = (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
+    assert told
+    assert told[0] in page

@@ -97,7 +97,8 @@ class Actions(Runner):
         """A run of build.yml at a tag: its number and its jobs. again: the run whose failed jobs are run again."""
         number = again[0] if again else self.runs + 1
         self.runs = max(self.runs, number)
-        ref = {"pull_request": "refs/pull/1/merge"}.get(event, f"refs/tags/{tag}")
+        ref = "refs/heads/main" if tag.startswith("nightly-") else f"refs/tags/{tag}"
+        ref = {"pull_request": "refs/pull/1/merge"}.get(event, ref)
         before = dict(self.environment), self.storage, self.workspace, self.github
         self.storage, self.workspace = self.home / f"run{number}", self.home / f"workspace{number}"
         self.github = {
@@ -189,6 +190,12 @@ def _targets(actions: Actions) -> Iterator[tuple[str, list[str]]]:
     yield "fewer GPU targets at a later tag", failed(actions.run(NEXT, only=ONE, environment=CHANGED))
 
 
+def _nightly(actions: Actions) -> Iterator[tuple[str, list[str]]]:
+    yield "nightly candidate", failed(actions.run("nightly-20261129", only=ONE))
+    assert [release["prerelease"] for release in actions.hub.releases.values()] == [True]
+    yield "a release beside it", failed(actions.run(only=ONE, environment=CHANGED))
+
+
 def _nothing(actions: Actions) -> Iterator[tuple[str, list[str]]]:
     yield "dry run", failed(actions.run(only=ONE, dry_run=True))
     yield "wrong combination", failed(actions.run(only="2.7.4 3.99 *"))
@@ -201,7 +208,7 @@ def _pull_request(actions: Actions) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("steps", [_half, _tags, _nothing, *(pytest.param(each, marks=pytest.mark.long)
-                                   for each in (_targets, _dead, _together, _pull_request))])  # fmt: skip
+                                   for each in (_targets, _dead, _nightly, _together, _pull_request))])  # fmt: skip
 def test_what_each_run_leaves_is_the_table_of_the_docs(actions: Actions, steps: Steps) -> None:
     rows = [f"| {state} | {', '.join(jobs) or 'none'} | {actions.left()} |" for state, jobs in steps(actions)]
     assert "\n".join(rows) in PAGE, "docs/notes/release-states.md lacks:\n" + "\n".join(rows)

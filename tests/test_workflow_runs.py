@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -200,6 +201,29 @@ def test_the_index_is_deployed_from_the_default_branch(tmp_path: Path) -> None:
     done = runner._steps("x", job, {"env": {}, "github": github, "inputs": {}})
     assert done.result == "success"
     assert "workflow run pages.yml --repo owner/name --ref trunk" in done.log
+
+
+@pytest.mark.parametrize(("known", "started"), [("c0ffee", False), ("beef", True)])
+def test_a_nightly_candidate_goes_after_a_week_and_a_commit_has_one(tmp_path: Path, known: str, started: bool) -> None:
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    tags = {days: f"nightly-{today - datetime.timedelta(days=days):%Y%m%d}" for days in (0, 6, 8, 400)}
+    (tmp_path / "gh").write_text(
+        f"#!/bin/sh\ncase $2 in list) printf '%s\\n' v1.2.3 {' '.join(tags.values())} ;;\n"
+        f'repos/owner/name/*) echo {known} ;;\n*) echo RAN "$@" ;; esac\n'
+    )
+    (tmp_path / "gh").chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_SHA": "c0ffee", "GITHUB_REF_NAME": "main"}
+    runner = Runner(
+        workspace=tmp_path, storage=tmp_path / "storage", caches=tmp_path / "caches", github={}, environment=variables
+    )
+    contexts = {"env": {}, "inputs": {}, "github": {"repository": "owner/name", "token": "t"}}
+    done = runner._steps("x", load("nightly.yml")["jobs"]["start"], contexts)
+    assert done.result == "success", done.log
+    ran = [line.removeprefix("RAN ") for line in done.log.splitlines() if line.startswith("RAN ")]
+    assert ran == [
+        *(f"release delete --yes --cleanup-tag {tags[days]}" for days in (8, 400)),
+        *[f"workflow run build.yml --ref main -f tag={tags[0]} -f dry-run=false"] * started,
+    ]
 
 
 @pytest.mark.parametrize(

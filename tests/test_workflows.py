@@ -82,7 +82,7 @@ def needs(job: dict[str, Any]) -> list[str]:
 
 
 def test_these_are_the_workflows() -> None:
-    known = ("_build_rocm", "build", "check", "emulator", "installs", "pages", "refresh", "trend")
+    known = ("_build_rocm", "build", "check", "emulator", "installs", "nightly", "pages", "refresh", "trend")
     assert [f"{name}.yml" for name in known] == NAMES
     assert list(load("build.yml")["jobs"]) == [
         "create_release",
@@ -139,6 +139,7 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
             "deploy",
             "propose",
             "report",
+            "start",
         }
 
 
@@ -287,7 +288,7 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
             elif context == "job":
                 assert entry == "status", expression
             elif context == "vars":
-                assert entry in ("GPU_RUNNER", "SIGN_WINDOWS", "RELEASE_ONLY", "RELEASE_TARGETS")
+                assert entry in ("GPU_RUNNER", "SIGN_WINDOWS", "RELEASE_ONLY", "RELEASE_TARGETS", "NIGHTLY")
             elif context == "secrets":
                 called = triggers.get("workflow_call")
                 assert entry in (called["secrets"] if called else SECRETS), expression
@@ -324,6 +325,7 @@ def _outputs() -> set[str]:
 def test_run_lines_hold_no_expression_and_know_their_variables() -> None:
     """Variables of a run line are set in its step. An expression in the line would be code from outside."""
     given = {"GITHUB_OUTPUT", "GITHUB_REPOSITORY", "GITHUB_STEP_SUMMARY", "RUNNER_TEMP"}
+    given |= {"GITHUB_REF_NAME", "GITHUB_SHA"}
     for name, key, job in jobs():
         outer = {**load(name).get("env", {}), **job.get("env", {})}
         for step in job.get("steps", []):

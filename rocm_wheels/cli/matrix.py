@@ -16,7 +16,7 @@ from rocm_wheels.matrix.release_plan import ReleasePlan
 from rocm_wheels.matrix.requested import Requested, from_environment
 from rocm_wheels.matrix.rows import Row
 from rocm_wheels.matrix.select import Platforms, select
-from rocm_wheels.publish import published
+from rocm_wheels.publish import figures, published
 from rocm_wheels.wheel import assemble
 
 EVENTS = ("pull_request", "push", "workflow_dispatch")
@@ -53,6 +53,13 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     uncertain = dict.fromkeys(why for cell in cells for why in data.uncertain(cell.torch, cell.rocm))
     for line in (*left_out, *(f"note: {note}" for note in (*asked.notes, *uncertain))):
         print(line, file=sys.stderr)
+    if arguments.form in ("plan", "list"):
+        spent = figures.cost(data, made)
+        print(
+            f"note: a release of this is about {spent['jobs-after']} jobs and {spent['hours-after']} hours of runners, "
+            "less what is cached (estimated: docs/notes/release-cost.md)",
+            file=sys.stderr,
+        )
     if arguments.form == "plan":
         claims: list[Claim] = [*selected.universals, *selected.cells]
         wheels = release_plan.planned(data, claims, requested, universal_targets=sample)
@@ -85,8 +92,7 @@ def _listing(made: dict[str, list[Row]], tag: str) -> str:
              for name, each in built.items() for row in each]  # fmt: skip
     lines += [f"{name:<8} {row['name']:<28} {row['runner']}" for name in ("assemble", "verify") for row in made[name]]
     lines += [f"{'gpu':<8} {row['name']:<28} {row['gpu-runner']}" for row in made["gpu"]]
-    jobs = sum(len(made[name]) for name in made if name != "wheels")
-    counts = f"{len(built['kernels'])} kernels, {len(built['wheels'])} wheels, {jobs} jobs"
+    counts = ", ".join(f"{len(each)} {name}" for name, each in built.items())
     return "\n".join([*lines, f"{counts}{f' for {tag}' if tag else ''}"])
 
 

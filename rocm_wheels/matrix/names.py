@@ -24,6 +24,7 @@ EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFOR
 METADATA = ".metadata"  # suffix of the copy of METADATA beside a wheel
 _NUMBER = r"(?:0|[1-9][0-9]*)"
 _TAG = re.compile(rf"v{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:\.post{_NUMBER}|(?P<candidate>rc{_NUMBER}))?")
+_NIGHTLY = re.compile(r"nightly-[0-9]{8}")
 _LABEL = re.compile(r"rocm(?P<rocm>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
 _LABEL_BACKENDS = {"": "ck", "triton": "triton"}
 UNIVERSAL_LABEL = "rocm"
@@ -198,7 +199,7 @@ def build_number(filename: str) -> int:
 
 def release_tag(text: str) -> str:
     """The tag of a release, as a type for argparse, which reports any other text."""
-    if not _TAG.fullmatch(text):
+    if not (_TAG.fullmatch(text) or is_nightly(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a release tag such as v1.2.3 or v1.2.3rc1")
     return text
 
@@ -206,4 +207,11 @@ def release_tag(text: str) -> str:
 def is_candidate(tag: str) -> bool:
     """Whether the tag is a release candidate. GitHub calls it a pre-release; no page links to it."""
     match = _TAG.fullmatch(tag)
-    return match is not None and match["candidate"] is not None
+    return is_nightly(tag) or (match is not None and match["candidate"] is not None)
+
+
+def is_nightly(tag: str) -> bool:
+    """Whether the tag is a candidate of a day, "nightly-20261129". It is deleted after a week, and no build number of
+    another release depends on it.
+    """
+    return _NIGHTLY.fullmatch(tag) is not None

@@ -33,7 +33,7 @@ _WHEEL = schema.ObjectSchema(
 )
 _PLAN = schema.ObjectSchema(
     {
-        "tag": schema.text(40, r"v[a-z0-9.]+", empty=True),
+        "tag": schema.text(40, r"(v|nightly-)[a-z0-9.]+", empty=True),
         "commit": schema.text(50, r"[0-9a-f]{40}(-dirty)?", empty=True),
         "wheels": schema.ListSchema(_WHEEL, 1000),
     }

@@ -28,9 +28,9 @@ _PLACE = re.compile(r"(<!--=([\w.-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
 # Estimated minutes of a hosted runner: to start a job and set it up, to download and unpack a torch for ROCm, to
 # assemble a wheel, and to test it in two environments.
 MINUTES = {"job": 2, "torch": 4, "assemble": 1, "test": 3}
-# Jobs that run once, without a GPU runner: draft, matrix, Windows with pip and uv, crate, sign, publish, index.
-_OTHER_JOBS = 8
-_OTHER_ARTIFACTS = 4  # list of public wheels, reports of pip and uv, crate
+_OTHER_JOBS = 6  # without a GPU runner and Windows: draft, matrix, crate, sign, publish, index
+_OTHER_ARTIFACTS = 2  # list of public wheels, crate
+_WINDOWS = 2  # jobs and reports: pip and uv
 _JOBS_AT_ONCE = 20  # on a free plan of GitHub
 OTHER_MINUTES = 15 + 10 + 145 + 120  # limits of the jobs that each run once: draft, matrix, trend, publish
 _KINDS = ("triton", "ck", "asm")  # compilers
@@ -74,33 +74,35 @@ def figures(versions: Versions, matrix: Mapping[str, Sequence[str]]) -> dict[str
         "flash-attn-names": ", ".join(versions.flash_attn_names),
         "compile-hours": f"{sum(seconds) / 3600:.1f}",
         "longest-hours": f"{longest / 60:.1f}",
-        **_cost(made, sum(seconds)),
+        **cost(versions, made),
         **{name: str(count) for name, count in counted.items()},
     }
 
 
-def _cost(made: Mapping[str, Sequence[Row]], seconds: float) -> dict[str, str]:
-    """Jobs, torches, artifacts and estimated hours of a release, and those of a release with a job for each wheel.
+def cost(versions: Versions, made: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    """Jobs, torches, artifacts and estimated hours of a run, and those of a run with a job for each wheel ("before").
 
-    A universal wheel is tested with two torches, another one with the torch of its ROCm.
+    made: `rows.rows`. A universal wheel is tested with two torches, another one with the torch of its ROCm.
     """
     kernels, wheels = len(made["kernels"]), len(made["wheels"])
     cells = [row for row in made["wheels"] if row["python-version"]]
     universal = wheels - len(cells)
     torches = len({(row["torch-version"], row["torch-index"], row["python-version"]) for row in cells})
     groups = len(made["assemble"]) + len(made["verify"])
+    seconds = sum(_seconds(versions, row) for row in made["kernels"])
+    windows = _WINDOWS * bool(rows.count_for_windows(versions, made["wheels"]))
     found: dict[str, str] = {}
     for when, jobs, downloads in (
         ("before", wheels, len(cells) + 2 * universal),
         ("after", groups, torches + 2 * bool(universal)),
     ):
-        all_jobs = kernels + jobs + _OTHER_JOBS
+        all_jobs = kernels + jobs + _OTHER_JOBS + windows
         minutes = all_jobs * MINUTES["job"] + downloads * MINUTES["torch"] + seconds / 60
         minutes += wheels * (MINUTES["assemble"] + MINUTES["test"])
         found |= {
             f"jobs-{when}": str(all_jobs),
             f"torches-{when}": str(downloads),
-            f"artifacts-{when}": str(kernels + jobs + _OTHER_ARTIFACTS),
+            f"artifacts-{when}": str(kernels + jobs + _OTHER_ARTIFACTS + windows),
             f"hours-{when}": f"{minutes / 60:.1f}",
         }
     return {**found, **{f"minutes-{name}": str(each) for name, each in MINUTES.items()}}

@@ -106,24 +106,28 @@ def digests(public: Sequence[PublicWheel]) -> dict[str, str]:
 
 
 def public_digests(api: GitHub, *, but: str) -> dict[str, str]:
-    """Name -> sha256 of the wheels in all public releases except the release of that tag, as GitHub lists them now."""
+    """Name -> sha256 of the wheels in all public releases except the release of that tag and the nightly ones, as
+    GitHub lists them now.
+    """
     from rocm_wheels.publish.catalogue import asset_sha256
 
     return {
         asset["name"]: digest
         for release in api.releases()
-        if not release["draft"] and release["tag_name"] != but
+        if not release["draft"] and release["tag_name"] != but and not names.is_nightly(release["tag_name"])
         for asset in release["assets"]
         if (names.is_wheel(asset["name"]) or names.is_interface(asset["name"])) and (digest := asset_sha256(asset))
     }
 
 
 def public_wheels(api: GitHub, *, but: str) -> list[PublicWheel]:
-    """The wheels of all public releases except the release of that tag."""
+    """The wheels of all public releases except the release of that tag and the nightly ones."""
     from rocm_wheels.publish import catalogue
 
     releases: list[Mapping[str, Any]] = [
-        release for release in api.releases() if not release["draft"] and release["tag_name"] != but
+        release
+        for release in api.releases()
+        if not release["draft"] and release["tag_name"] != but and not names.is_nightly(release["tag_name"])
     ]
     finals = {release["tag_name"] for release in catalogue.final(releases)}
     found = catalogue.from_releases(releases, lambda asset: api.download(asset["browser_download_url"]), {})
