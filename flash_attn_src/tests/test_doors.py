@@ -272,7 +272,6 @@ def test_doors_of_speed_send_no_call_to_those_who_refuse_it() -> None:
         *(("fp8", option) for option in ("s_aux", "attn_bias", "attention_chunk")),
         *(("ck-fwd", option) for option in ("s_aux", "attn_bias", "attention_chunk")),
         *(("asm-fwd", option) for option in ("softcap", "alibi_slopes", "s_aux", "attn_bias")),
-        ("second-derivative", "mask"),
         *(("upstream-fwd", option) for option in ("s_aux", "attn_bias")),
         *(("cache", "attn_bias"), ("split-kv", "attn_bias"), ("cache-whole", "attention_chunk")),
     ],

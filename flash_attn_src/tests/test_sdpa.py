@@ -118,6 +118,7 @@ def _masks(q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype) -> Iterat
         yield seen.to(DEVICE)
         yield torch.randn(shape, generator=generator).masked_fill(~seen, -torch.inf).to(DEVICE, dtype)
     yield seen.to(DEVICE)[(0,) * (seen.dim() - 2)]
+    yield seen.to(DEVICE)[(0,) * (seen.dim() - 1)].expand(full)
     yield torch.randn(full, generator=generator).to(DEVICE, torch.float32)
 
 
@@ -126,6 +127,15 @@ def _masks(q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype) -> Iterat
 def test_masks(dtype: torch.dtype, q: tuple[int, ...], k: tuple[int, ...]) -> None:
     for mask in _masks(q, k, dtype):
         _check(_draw(q, k, k, dtype=dtype), mask, enable_gqa=len(q) == 4 and q[1] != k[1])
+
+
+def test_padding_is_ids_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bias of each score is made where heads and queries share a boolean mask."""
+    monkeypatch.setattr(door, "as_bias", None)
+    q, k = (2, 4, 9, 16), (2, 2, 12, 16)
+    seen = torch.rand(2, 1, 1, 12, generator=torch.Generator().manual_seed(4)) < 0.7
+    for mask in (seen, seen.expand(2, 4, 9, 12), seen[:1], seen[1, 0, 0]):
+        _check(_draw(q, k, k, dtype=torch.float32), mask.to(DEVICE), enable_gqa=True)
 
 
 def test_a_mask_has_a_gradient() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import pickle
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import torch
 from flash_attn import sdpa_report, use_for_sdpa
 from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa import attention as door
-from flash_attn.sdpa import override
+from flash_attn.sdpa import causal_bias, override
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 functional: Any = torch.nn.functional
@@ -136,9 +137,24 @@ def test_programs_made_while_it_is_on_are_those_of_pytorch() -> None:
 def test_causal_biases_of_pytorch(make: Any, rows: int, keys: int) -> None:
     q, k, v = _qkv(2, 4, 6, 8)
     q, k, v = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
-    expected = attend(q, k, v, attn_mask=make(rows, keys))
+    expected, served = attend(q, k, v, attn_mask=make(rows, keys)), sdpa_report().served
     with use_for_sdpa():
         torch.testing.assert_close(attend(q, k, v, attn_mask=make(rows, keys)), expected, equal_nan=True)
+    if rows <= keys:  # PyTorch has results of its own for more queries than keys
+        assert sdpa_report().served == served + 1
+
+
+def test_a_module_of_causal_biases_that_is_imported_later_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds to import, so an import of flash_attn leaves it to the program."""
+    name = "torch.nn.attention.bias"
+    monkeypatch.setattr(torch.nn.attention, "bias", sys.modules[name])
+    monkeypatch.delitem(sys.modules, name)
+    finders = list(sys.meta_path)
+    causal_bias.serve(lambda query, *_: query)
+    bias = importlib.import_module(name)
+    assert sys.meta_path == finders
+    q, k, v = _qkv(2, 4, 6, 8)
+    assert attend(q[:, :, :4], k, v, attn_mask=bias.causal_lower_right(4, 6)).data_ptr() == q.data_ptr()
 
 
 def test_torch_function_modes_see_pytorchs_function() -> None:
@@ -272,7 +288,7 @@ def test_a_kernel_that_cannot_be_compiled_goes_to_pytorch_and_is_reported(
 ) -> None:
     why = f"fwd_64: Triton cannot compile it for gfx000 ({kind.__name__})"
 
-    def refuse(*_: Any) -> torch.Tensor:
+    def refuse(*_: Any, **__: Any) -> torch.Tensor:
         raise kind(why)
 
     inputs = _qkv(1, 2, 5, 8)
@@ -286,7 +302,7 @@ def test_a_kernel_that_cannot_be_compiled_goes_to_pytorch_and_is_reported(
 
 
 def test_a_call_that_raises_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> torch.Tensor:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(door, "attention", fail)

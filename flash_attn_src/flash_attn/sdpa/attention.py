@@ -13,9 +13,11 @@ from flash_attn.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM
 from flash_attn.autograd import attend, differentiable
 from flash_attn.calls import AttentionCall, Options
 from flash_attn.flash_attn_interface import flash_attn_func
+from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.modes import is_stand_in
 
+_MOST_MASKED_DIM = OPERATIONS["sparse-fwd"].sizes[-1]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -116,16 +118,18 @@ def attention_or_reason(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    is_lower_right: bool = False,
 ) -> torch.Tensor | str:
     """The result of SDPA by these kernels, or the reason why they cannot serve the call.
 
-    The arguments are those of torch.nn.functional.scaled_dot_product_attention. Counts nothing.
+    The arguments are those of torch.nn.functional.scaled_dot_product_attention. is_lower_right: a causal mask that ends
+    in the last query and the last key. Counts nothing.
     """
     reason = reason_to_pass_on(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, scale)
     if reason is not None:
         return reason
     try:
-        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, is_lower_right=is_lower_right)
     except (KernelError, NotImplementedError) as error:
         return f"no kernel: {error}"
 
@@ -138,6 +142,8 @@ def attention(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
+    *,
+    is_lower_right: bool = False,
 ) -> torch.Tensor:
     """The result of a call for which `reason_to_pass_on` is None, in SDPA's layout."""
     shape = query.shape
@@ -151,8 +157,12 @@ def attention(
         q, k, v = query.unsqueeze(2), key.unsqueeze(2), value.unsqueeze(2)
     # The window of query i reaches i + seqlen_k - seqlen_q + right. A causal mask from the top left ends at i.
     is_shifted = is_causal and seqlen_q > seqlen_k
-    causal, window = is_causal and not is_shifted, (-1, seqlen_q - seqlen_k) if is_shifted else (-1, -1)
+    causal, window = (
+        is_lower_right or (is_causal and not is_shifted),
+        (-1, seqlen_q - seqlen_k) if is_shifted else (-1, -1),
+    )
     deterministic = torch.are_deterministic_algorithms_enabled()
+    out: object
     if _is_checked(query, key, value, attn_mask, dropout_p, is_causal, scale):
         options = Options(shape[-1] ** -0.5 if scale is None else scale, causal, window, 0.0, dropout_p)
         call = AttentionCall(q, k, v, options, deterministic)
@@ -160,6 +170,11 @@ def attention(
             out = differentiable(call, q, k, v)
         else:
             out = attend(None, call)
+    elif (ids := _ids(attn_mask, shape, value.shape[-1], scale)) is not None:
+        from flash_attn.ranges import flash_attn_ranges_func  # registers operators, which takes time
+
+        every = ids.new_ones((1, seqlen_q))
+        out = flash_attn_ranges_func(q, k, v, ids_q=every, ids_k=ids, softmax_scale=scale)
     else:
         out = flash_attn_func(
             q, k, v, dropout_p, scale, causal, window, deterministic=deterministic,
@@ -210,8 +225,31 @@ def as_bias(attn_mask: torch.Tensor, dtype: torch.dtype, ndim: int, seqlen_q: in
     if attn_mask.dtype == torch.bool:  # True: the key is seen
         bias = torch.zeros(attn_mask.shape, dtype=dtype, device=attn_mask.device)
         attn_mask = bias.masked_fill_(attn_mask.logical_not(), -torch.inf)
+    return _of_scores(attn_mask, ndim).expand(-1, -1, seqlen_q, seqlen_k)
+
+
+def _of_scores(attn_mask: torch.Tensor, ndim: int) -> torch.Tensor:
+    """The mask with axes for batch, heads, queries and keys."""
     if ndim == 3 and attn_mask.dim() == 3:
         attn_mask = attn_mask.unsqueeze(1)
     while attn_mask.dim() < 4:
         attn_mask = attn_mask.unsqueeze(0)
-    return attn_mask.expand(-1, -1, seqlen_q, seqlen_k)
+    return attn_mask
+
+
+def _ids(
+    attn_mask: torch.Tensor | None, shape: torch.Size, head_dim_v: int, scale: float | None
+) -> torch.Tensor | None:
+    """A boolean mask that all heads and queries share as ids of keys, int32 (1 or batch, seqlen_k): 1 where a key is
+    visible, else 0. None for another mask, and for a call that kernels with a mask do not serve.
+
+    Padding is such a mask. Its ids take 4 bytes for each key, and tiles of hidden keys are skipped.
+    """
+    if attn_mask is None or attn_mask.dtype is not torch.bool or not (scale is None or scale > 0.0):
+        return None
+    if shape[-1] != head_dim_v or head_dim_v > _MOST_MASKED_DIM:
+        return None
+    seen = _of_scores(attn_mask, len(shape))
+    if any(seen.shape[axis] != 1 and seen.stride(axis) != 0 for axis in (1, 2)):
+        return None
+    return seen[:, 0, 0].int()

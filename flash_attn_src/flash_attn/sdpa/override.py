@@ -17,7 +17,7 @@ import torch
 from torch.library import Library
 
 from flash_attn.sdpa import attention as kernels
-from flash_attn.sdpa import compiled, modes
+from flash_attn.sdpa import causal_bias, compiled, modes
 from flash_attn.sdpa.report import count_passed_on, count_served
 
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default
@@ -89,6 +89,21 @@ def _kernel(
     return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
+def _lower_right(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, scale: float | None, enable_gqa: bool
+) -> torch.Tensor | None:
+    """A call with PyTorch's causal_lower_right; None for a call that PyTorch computes and the report counts."""
+    if not active or modes.recorder() is not None or modes.is_stand_in(query):
+        return None
+    out = kernels.attention_or_reason(
+        query, key, value, None, dropout_p, False, scale=scale, enable_gqa=enable_gqa, is_lower_right=True
+    )
+    if isinstance(out, str):
+        return None
+    count_served()
+    return out
+
+
 def _register() -> None:
     """Registers the kernel if it is not registered yet. Graphs that were compiled before are compiled again."""
     with _lock:
@@ -98,6 +113,7 @@ def _register() -> None:
         for key in _KEYS:
             library.impl("scaled_dot_product_attention", _kernel, key)
         _library.append(library)
+        causal_bias.serve(_lower_right)
         _SDPA._dispatch_cache.clear()  # what PyTorch's traces have looked up before
         if modes.recorder() is None and not modes.is_symbolic():
             compiled.forget_graphs()
