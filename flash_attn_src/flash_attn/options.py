@@ -165,15 +165,25 @@ def replace(value: _Value, **changes: Any) -> _Value:
     return copy
 
 
-def plan_key(options: Options) -> tuple[object, ...] | None:
-    """All options, for the key of a plan; None if one of them is a tensor or a mask, which no plan has."""
+def plan_key(options: Options, passed: tuple[str, ...]) -> tuple[object, ...] | None:
+    """All options, for the key of a plan: numbers by value, tensors by layout.
+
+    passed: the options that a launch passes on as tensors. None for a call with another tensor, or with a mask: a plan
+    would keep what was made of it.
+    """
     kind = FIELDS[type(options)]
     if options.mask is not None:
         return None
     for name in kind.tensors:
-        if getattr(options, name) is not None:
+        if name not in passed and getattr(options, name) is not None:
             return None
-    return tuple([getattr(options, name) for name in kind.plain])
+    layouts = [layout(getattr(options, name)) for name in passed]
+    return (*[getattr(options, name) for name in kind.plain], *layouts)
+
+
+def layout(tensor: torch.Tensor | None) -> tuple[object, ...] | None:
+    """What a plan depends on of a tensor that a launch passes on: not its address, and not its content."""
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
 
 
 # The options as arguments of a custom operator. A mask has operators of its own.

@@ -7,6 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import triton
@@ -144,6 +145,54 @@ def test_no_plan_is_kept_of_a_copy() -> None:
             gpu.launched.clear()
             call(moved)
             assert gpu.launched != fresh, "the copy has strides of its own"
+
+
+def _optional() -> dict[str, tuple[Callable[[torch.Tensor], object], torch.Tensor, torch.Tensor | None]]:
+    """Calls with a tensor, a tensor that kernels read as it is, and one that is copied for them."""
+    x, q = torch.zeros(2, 100, 4, 64, dtype=torch.float16), torch.zeros(2, 1, 4, 64, dtype=torch.float16)
+    rows, cache = torch.zeros(200, 4, 64, dtype=torch.float16), torch.zeros(2, 900, 4, 64, dtype=torch.float16)
+    starts = torch.tensor([0, 100, 200], dtype=torch.int32)
+    slopes, sinks = torch.zeros(4), torch.zeros(4, dtype=torch.float16)
+    bias = torch.zeros(1, 1, 100, 100, dtype=torch.float16)
+    packed = (rows, rows, rows, starts, starts, 100, 100)
+    return {
+        "alibi": (lambda a: flash_attn_func(x, x, x, alibi_slopes=a), slopes, None),
+        "sinks": (lambda a: flash_attn_func(x, x, x, s_aux=a), sinks, torch.zeros(4, dtype=torch.bfloat16)),
+        "bias": (lambda a: flash_attn_func(x, x, x, attn_bias=a), bias, bias.transpose(2, 3)),
+        "packed": (lambda a: flash_attn_varlen_func(*packed, alibi_slopes=a), slopes, None),
+        "cache": (lambda a: flash_attn_with_kvcache(q, cache, cache, alibi_slopes=a), slopes, None),
+        "cache, sinks": (
+            lambda a: flash_attn_with_kvcache(q, cache, cache, s_aux=a), sinks, torch.zeros(4, dtype=torch.bfloat16)
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _optional())
+def test_a_plan_passes_on_the_tensors_of_its_call(name: str) -> None:
+    call, direct, copied = _optional()[name]
+    launched: list[set[int]] = []
+
+    class Gpu(_Gpu):
+        def kernel(self, variant: Variant) -> SimpleNamespace:
+            kernel = super().kernel(variant)
+            kernel.launch = lambda _grid, tensors, _numbers: launched.append(
+                {x.data_ptr() for x in tensors if x is not None}
+            )
+            return kernel
+
+    with device.using(Gpu()), backends.using(triton), torch.no_grad():
+        device.clear_kernels()
+        if copied is not None:
+            call(copied)
+            assert not device.plans(), "a plan would keep the copy"
+        call(direct)
+        assert len(device.plans()) == 1
+        other = direct.clone()
+        launched.clear()
+        call(other)
+        assert len(device.plans()) == 1
+    assert other.data_ptr() in launched[0]
+    assert direct.data_ptr() not in launched[0]
 
 
 def test_plans_are_bounded() -> None:

@@ -54,6 +54,14 @@ class Arguments:
             raise KernelError(f"{self.kernel}: no kernel has an argument {min(set(values) - self.known)}")
         return filled
 
+    def passes(self, values: Values, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the kernel takes these tensors by these names as they are, and no other tensor.
+
+        A plan may serve no launch for which this is false: it would keep what was made of a tensor.
+        """
+        own = dict(zip(names, tensors, strict=True))
+        return all(values[name] is own.get(name) for name in self.pointers)
+
     def ordered(self, names: tuple[str, ...]) -> _Pick:
         """A function from a tuple of tensors with these names, and None at the end, to the kernel's pointers.
 

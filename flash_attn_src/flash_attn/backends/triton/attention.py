@@ -10,7 +10,7 @@ import torch
 from flash_attn import rng
 from flash_attn.backends.split_kv import as_cache_call, cache_call_of
 from flash_attn.backends.triton.bias import bias_of
-from flash_attn.backends.triton.decode import attend_split, takes_pages
+from flash_attn.backends.triton.decode import attend_by_plan, attend_split, takes_pages
 from flash_attn.backends.triton.grid import chunk_of, grid_of, is_even
 from flash_attn.backends.triton.inputs import VEC, Inputs, inputs_of, pages_of, rows, sinks_of
 from flash_attn.backends.triton.kernels import find, forward_kind, refuse_unserved
@@ -18,7 +18,7 @@ from flash_attn.backends.triton.probabilities import probabilities_of
 from flash_attn.backends.triton.sparse import lists_of
 from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out
-from flash_attn.options import SPLIT_KV, plan_key
+from flash_attn.options import SPLIT_KV, layout, plan_key
 from flash_attn.runtime import device
 from flash_attn.runtime.arguments import Value
 from flash_attn.runtime.device import Grid, Kernel, Tensors
@@ -49,8 +49,12 @@ def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(q) if v.shape[-1] == q.shape[-1] else new_out(q, v)
 
 
-# The tensors of a launch that a plan serves.
-_PLANNED = ("q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k")
+# The tensors of a launch that a plan serves: `_tensors_of`.
+_PLANNED = (
+    "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table",
+    "alibi_slopes", "sinks", "bias", "rng_state",
+)  # fmt: skip
+_PLANNED_OPTIONS = ("alibi_slopes", "s_aux", "attn_bias", "rng_state")
 
 
 class _Plan(NamedTuple):
@@ -66,21 +70,38 @@ class _Plan(NamedTuple):
 def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
     """All that the plan of a call depends on, but for the alignment of its tensors; None for a call with options that
     no plan has."""
-    q, k, v, starts_q, starts_k = call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k
-    if not (
-        call.seqused_k is call.leftpad_k is call.block_table is call.out is None
-        and (starts_q is None) is (starts_k is None)
-        and call.options.dropout_p == 0.0
-    ):
+    q, k, v = call.q, call.k, call.v
+    if call.return_softmax and call.options.dropout_p > 0.0:
         return None
-    options = plan_key(call.options)
+    options = plan_key(call.options, _PLANNED_OPTIONS)
     if options is None:
         return None
-    packed = () if starts_q is None else (starts_q.shape, call.max_seqlen_q, call.max_seqlen_k)
-    return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(), packed,
-        *options,
+    lengths = (
+        layout(call.cu_seqlens_q), layout(call.cu_seqlens_k), layout(call.seqused_k), layout(call.leftpad_k),
+        layout(call.block_table), call.max_seqlen_q, call.max_seqlen_k,
     )  # fmt: skip
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(), layout(call.out),
+        *lengths, *options,
+    )  # fmt: skip
+
+
+def _tensors_of(
+    call: AttentionCall, out: torch.Tensor, lse: torch.Tensor, rng_state: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    options = call.options
+    return (
+        call.q, call.k, call.v, out, lse, call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k,
+        call.block_table, options.alibi_slopes, options.s_aux, options.attn_bias, rng_state,
+    )  # fmt: skip
+
+
+def _rng_state_of(call: AttentionCall) -> torch.Tensor | None:
+    """Where the random numbers of a call come from. They are drawn for a call with dropout that brings none."""
+    options = call.options
+    if options.dropout_p > 0.0 and options.rng_state is None:
+        return rng.draw(call.q.device)
+    return options.rng_state
 
 
 def forward(call: AttentionCall) -> ForwardResult:
@@ -92,11 +113,15 @@ def forward(call: AttentionCall) -> ForwardResult:
     plan: _Plan | None = device.plans().get(key)
     if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
         return _forward(call, key)
-    out = _new_out(q, v)
-    lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=q.device)
-    tensors = plan.ordered((q, k, v, out, lse, call.cu_seqlens_q, call.cu_seqlens_k, None))
+    out = call.out
+    if out is None:
+        out = _new_out(q, v)
+    elif out.data_ptr() & 15:
+        return _forward(call, key)
+    lse, rng_state = torch.empty(plan.lse_shape, dtype=torch.float32, device=q.device), _rng_state_of(call)
+    tensors = plan.ordered((*_tensors_of(call, out, lse, rng_state), None))
     plan.kernel.launch(plan.grid, tensors, plan.numbers)
-    return ForwardResult(out, lse, None, call.options.rng_state)
+    return ForwardResult(out, lse, None, rng_state)
 
 
 def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> ForwardResult:
@@ -108,7 +133,7 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
     (kernel,) = find(forward_ops(call, kind), q.get_device(), q.dtype, q.shape[-1], kind)
     inputs = inputs_of(call)
     if takes_pages(call) and (cached := as_cache_call(kernel.block_m, inputs.call)) is not None:
-        return ForwardResult(*attend_split(cached), None, call.options.rng_state)
+        return ForwardResult(*(attend_by_plan(cached) or attend_split(cached)), None, call.options.rng_state)
     return _launch(inputs, kernel, kind, key if inputs.call is call else None)
 
 
@@ -142,11 +167,10 @@ def _launch(inputs: Inputs, kernel: Kernel, kind: str, key: tuple[object, ...] |
     """Launches the forward kernel, and keeps a plan of the launch under `key`."""
     call, options = inputs.call, inputs.call.options
     q, heads = call.q, inputs.heads
-    out, out_strides = rows(_new_out(q, call.v) if call.out is None else call.out, VEC[q.dtype])
+    result = _new_out(q, call.v) if call.out is None else call.out
+    out, out_strides = rows(result, VEC[q.dtype])
     lse = torch.empty(inputs.lse_shape, dtype=torch.float32, device=q.device)
-    rng_state = options.rng_state
-    if options.dropout_p > 0.0 and rng_state is None:
-        rng_state = rng.draw(q.device)
+    rng_state = _rng_state_of(call)
     m_blocks, planes, packed = grid_of(kernel.block_m, inputs.seqlen_q, inputs.batch, heads, inputs.total_q)
     if m_blocks * planes == 0:  # no program runs that could clear the rows outside of every sequence
         out.zero_()
@@ -161,7 +185,11 @@ def _launch(inputs: Inputs, kernel: Kernel, kind: str, key: tuple[object, ...] |
     }  # fmt: skip
     tensors, numbers = kernel.arguments.fill(values)
     kernel.launch(grid, tensors, numbers)
-    if key is not None and m_blocks * planes > 0:
+    if (
+        key is not None
+        and m_blocks * planes > 0
+        and kernel.arguments.passes(values, _PLANNED, _tensors_of(call, result, lse, rng_state))
+    ):
         ordered = kernel.arguments.ordered(_PLANNED)
         device.plans()[key] = _Plan(kernel, grid, ordered, numbers, inputs.lse_shape)
     if call.out is not None and out is not call.out:

@@ -32,7 +32,7 @@ from flash_attn.kernels.flags import (
 )
 from flash_attn.kernels.splits import profitable_splits
 from flash_attn.kernels.variants import bucket
-from flash_attn.options import plan_key
+from flash_attn.options import layout, plan_key
 from flash_attn.runtime import device
 from flash_attn.runtime.arguments import Value, Values
 from flash_attn.runtime.device import Grid, Kernel, Tensors
@@ -41,13 +41,14 @@ Numbers = tuple[int | float, ...]
 
 # The tensors of the launches that a plan serves. `lse` stands in for descales that a call lacks.
 _PLANNED = (
-    "q", "k", "v", "out", "lse", "partial", "partial_lse", "seqused_k", "block_table",
-    "q_descale", "k_descale", "v_descale",
+    "q", "k", "v", "out", "lse", "partial", "partial_lse", "seqused_k", "leftpad_k", "block_table", "q_descale",
+    "k_descale", "v_descale", "alibi_slopes", "sinks",
 )  # fmt: skip
+_PLANNED_OPTIONS = ("alibi_slopes", "s_aux")
 
 
 class _Plan(NamedTuple):
-    """The launches of a call without optional tensors but lengths and a table. join: of the kernel that combines.
+    """The launches of a call. join: of the kernel that combines.
 
     ordered: from the tensors of `_PLANNED` and None to those of the first kernel.
     """
@@ -62,26 +63,32 @@ class _Plan(NamedTuple):
 def _plan_key(call: CacheCall) -> tuple[object, ...] | None:
     """All that the plan of a call depends on; None for a call with options that no plan has."""
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
-    if not (
-        call.cu_seqlens_q is call.cu_seqlens_k_new is call.cache_leftpad is None
-        and call.qv is call.out is None
-        and call.descales is None
-    ):
+    if not call.cu_seqlens_q is call.cu_seqlens_k_new is call.qv is call.out is None:
         return None
-    options = plan_key(call.options)
+    options = plan_key(call.options, _PLANNED_OPTIONS)
     if options is None:
         return None
-    table = _table(call)
+    descales = None if call.descales is None else tuple(map(layout, call.descales))
     return (
         q.shape, q.stride(), q.dtype, q.get_device(),
         k_cache.shape, k_cache.stride(), v_cache.shape, v_cache.stride(),
-        None if table is None else (table.shape, table.stride()), call.block_table is None, call.lengths is None,
-        call.length, call.added, call.num_splits, call.sm_margin, *options,
+        k_cache.dtype, layout(_table(call)), call.block_table is None, layout(call.lengths),
+        layout(call.cache_leftpad), descales, call.length, call.added, call.num_splits, call.sm_margin, *options,
     )  # fmt: skip
 
 
 def _table(call: CacheCall) -> torch.Tensor | None:
     return call.cache_batch_idx if call.block_table is None else call.block_table
+
+
+def _tensors_of(call: CacheCall, *made: torch.Tensor) -> Tensors:
+    """The tensors of `_PLANNED`. made: out, lse, partial, partial_lse."""
+    lse, options = made[1], call.options
+    descales = (lse, lse, lse) if call.descales is None else call.descales
+    return (
+        call.q, call.k_cache, call.v_cache, *made, call.lengths, call.cache_leftpad, _table(call), *descales,
+        options.alibi_slopes, options.s_aux,
+    )  # fmt: skip
 
 
 def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -90,16 +97,14 @@ def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
     plan: _Plan | None = None if key is None else device.plans().get(key)
     if plan is None:
         return None
-    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
+    q, v_cache = call.q, call.v_cache
     kernel, grid, numbers = plan.launch
     result = new_out(q, v_cache)
     partial = partial_lse = lse = q.new_empty(plan.lse_shape, dtype=torch.float32)
     if plan.num_splits > 1:
         partial = lse.new_empty((plan.num_splits, *plan.lse_shape, v_cache.shape[-1]))
         partial_lse = lse.new_empty((plan.num_splits, *plan.lse_shape))
-    tensors = plan.ordered((
-        q, k_cache, v_cache, result, lse, partial, partial_lse, call.lengths, _table(call), lse, lse, lse, None,
-    ))  # fmt: skip
+    tensors = plan.ordered((*_tensors_of(call, result, lse, partial, partial_lse), None))
     kernel.launch(grid, tensors, numbers)
     if plan.join is not None:
         kernel, grid, numbers = plan.join
@@ -220,8 +225,10 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             "stride_lb": lse_b, "stride_lm": 1, "stride_lh": lse_h,
             "nheads": nheads, "seqlen_q": q.shape[-3], "head_dim": head_dim_v, "num_splits": num_splits,
         }, result, head_dim_v, lse.numel(), num_splits)  # fmt: skip
-    key = _plan_key(call) if table is _table(call) and programs > 0 else None
-    if key is not None:
+    key = _plan_key(call) if programs > 0 else None
+    if key is not None and kernel.arguments.passes(
+        values, _PLANNED, _tensors_of(call, result, lse, partial, partial_lse)
+    ):
         ordered = kernel.arguments.ordered(_PLANNED)
         device.plans()[key] = _Plan((kernel, grid, numbers), ordered, joined, tuple(lse.shape), num_splits)
     if out is not None and result is not out:
