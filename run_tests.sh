@@ -35,6 +35,7 @@ if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
 fi
 ./build_rocm.sh --setup test
 export PATH="$PWD/build/env-test/bin:$PATH"
+python .ci/lines.py
 ruff check .
 ruff format --check .
 mypy
