@@ -15,6 +15,7 @@
     python -m amdgpu_simulator decoding gfx942 --fp8                   # an FP8 cache beside one in bf16
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
     python -m amdgpu_simulator traces DIR                              # the clock against thread traces of GPUs
+    python -m amdgpu_simulator refit REPORT                            # the clock against a report of firstlight
     python -m amdgpu_simulator published DIR                           # and against published speeds of kernels
     python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
     python -m amdgpu_simulator wheel dist/flash_attn-*manylinux*.whl   # a wheel's kernels, through AMD's HIP
@@ -115,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     speeds = commands.add_parser("published", help="compare the clock with published speeds of kernels")
     speeds.add_argument("directory", type=Path, help="directory of the assembly texts that published.toml names")
     speeds.add_argument("--kernel", action="append", help="beginning of a name, such as gcnasm; may be repeated")
+    refit = commands.add_parser(
+        "refit", help="compare the clock with a report of firstlight; latencies that would change"
+    )
+    refit.add_argument("report", type=Path, help="flash-attn-firstlight-TARGET.json")
+    refit.add_argument("--merge", action="store_true", help="write them to clock/measured.json")
     commands.add_parser("hazards", help="check the wait states of AMD's assembly kernels against the data file")
     wheel = commands.add_parser("wheel", help="run attention from a wheel, through AMD's HIP, on a GPU of each family")
     wheel.add_argument("wheel", type=Path)

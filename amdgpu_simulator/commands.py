@@ -20,6 +20,7 @@ from amdgpu_simulator import (
     measure,
     overview,
     published,
+    refit,
     wheel,
 )
 from amdgpu_simulator.clock.latencies import latencies
@@ -54,6 +55,8 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
         return assembly_hazards.table()
     if options.command == "decoding":
         return (decoding.table_of_fp8 if options.fp8 else decoding.table)(options.target)
+    if options.command == "refit":
+        return refit.lines(options.report, merge=options.merge)
     if options.command == "published":
         return published.table(options.directory, options.kernel or ())
     if options.command == "calibrate":

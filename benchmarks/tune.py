@@ -7,7 +7,7 @@ The archive needs no compiler here, only a wheel of the same sources. For each k
 calls (2 x 4096 tokens without a mask, causal, and with a window; 8192 and more keys of a cache), by graphs that are
 replayed, and checked against the result of the table's own; the best ones are then timed in turn with it. A figure is
 how many times as fast as the table's own a tile is, the geometric mean of the calls. What wins by --least is printed
-as the row that belongs into kernels/tuning/. `tune_sources.py` compares Triton's kernels with AMD's.
+as the row that belongs into kernels/tuning/. `python -m flash_attn.firstlight` compares Triton's kernels with AMD's.
 """
 
 from __future__ import annotations

@@ -361,39 +361,3 @@ def test_without_flash_attn_a_benchmark_says_what_to_do() -> None:
     assert done.returncode == 1
     assert "install a wheel, or set PYTHONPATH=flash_attn_src" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_sources_are_ranked_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A provider without a kernel for a call is left out of its row."""
-    from flash_attn.backends import torch as served
-
-    class Asm:
-        forward = staticmethod(served.forward)
-
-        def backward(self, gradients: Any) -> None:
-            raise NotImplementedError(gradients)
-
-    module, speeds = importlib.import_module("tune_sources"), {Asm: 1.0, "ck": 3.0, "triton": 2.0}
-    backends = {"asm": Asm(), "ck": SimpleNamespace(**vars(served)), "triton": SimpleNamespace(**vars(served))}
-    names = {id(backend): name for name, backend in backends.items()}
-
-    def replayed(call: Any, _: int) -> Any:
-        call()
-        (backend,) = call.args
-        return lambda: speeds.get(type(backend), speeds.get(names[id(backend)]))
-
-    for name, value in {
-        "DEVICE": "cpu",
-        "TOKENS": 8,
-        "DIMS": (64, 128),
-        "backends_of_sources": lambda: backends,
-    }.items():
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module.measuring, "replayed", replayed)
-    rows = list(module.table("gfx942", 1))
-    assert len(rows) == 2 * 2 * 3 * 2
-    assert rows[0].sources == ("asm", "triton", "ck")
-    assert rows[0].why == "measured here: asm 1.000 ms, triton 2.000 ms, ck 3.000 ms"
-    assert rows[1][:6] == ("gfx942", "bwd", ("bf16",), (1, 64), ("plain",), 129)
-    assert rows[1].sources == ("triton", "ck")
-    assert {row.dims for row in rows} == {(1, 64), (65, 128)}

@@ -1,8 +1,15 @@
-"""Latencies until a result arrives: one row per family of GPUs, with the reason for each number."""
+"""Latencies until a result arrives: one row per family of GPUs, with the reason for each number.
+
+A target that `python -m amdgpu_simulator refit` was run for has its own values in measured.json.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from amdgpu_simulator.isa import targets
 
@@ -64,9 +71,28 @@ _RDNA4 = replace(_RDNA3, scalar=8, barrier=11)
 _OF = {"CDNA": _CDNA, "RDNA1": _RDNA3, "RDNA2": _RDNA3, "RDNA3": _RDNA3, "RDNA4": _RDNA4}
 
 
+# target -> {"gpu", "date", "latencies": {name: cycles}}, measured on hardware.
+MEASURED = Path(__file__).with_name("measured.json")
+
+
+@cache
+def measured() -> dict[str, Any]:
+    """The content of measured.json."""
+    content: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return content
+
+
+def merge(target: str, row: dict[str, Any]) -> None:
+    """Writes a target's row into measured.json."""
+    MEASURED.write_text(json.dumps(measured() | {target: row}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    measured.cache_clear()
+
+
 def latencies(target: str) -> Latencies:
-    """The row of a target's generation. Raises ValueError for a target without a row."""
+    """The row of a target's generation, with what was measured on the target. Raises ValueError for a target without a
+    row.
+    """
     generation = targets.get(target).generation.name
     if generation not in _OF:
         raise ValueError(f"the clock has no latencies for {generation}: add a row to clock/latencies.py")
-    return _OF[generation]
+    return replace(_OF[generation], **measured().get(target, {}).get("latencies", {}))

@@ -333,7 +333,7 @@ def test_rows_that_were_measured_on_this_machine_come_first(tmp_path: Path, monk
         path = choice.write("gfx942", [row])
         assert choice.find(*kind) == row
         assert choice.find(*kind[:-1], 128) in providers.ROWS
-        for wrong in ("{", "[1]", '[{"op": "fwd"}]', path.read_text().replace('"ck"', '"sk"')):
+        for wrong in ("{", "[1]", '{"rows": [{"op": "fwd"}]}', path.read_text().replace('"ck"', '"sk"')):
             path.write_text(wrong)
             choice._measured.cache_clear()
             choice.find.cache_clear()

@@ -378,7 +378,7 @@ def test_no_step_begins_after_its_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     lines = [line for step in steps for line in ({"begin": step.name}, {"check": step.name, "ok": True})]
     clock = iter((0.0, 1.0, 59.0, 61.0))
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(command, "_worker", lambda *_: iter(lines))
+    monkeypatch.setattr(command, "lines_of", lambda *_: iter(lines))
     done, trouble = command.run("cpu", minutes=1)
     assert [line["check"] for line in done] == [step.name for step in steps[:2]]
     assert trouble == "1 minutes are over: 1 of 3 steps did not run"

@@ -136,7 +136,8 @@ def test_the_kernel_of_a_pair_of_head_dims(pair: tuple[int, int], served: tuple[
 
 def test_the_list_of_ahead_of_time_kernels() -> None:
     small = ("fp16", "bf16")
-    wanted = dict.fromkeys(OPERATIONS, (*small, "fp32")) | {"sparse-lists": ("fp16",), "block-lists": ("fp16",)}
+    wanted = dict.fromkeys(OPERATIONS, (*small, "fp32"))
+    wanted |= dict.fromkeys(("sparse-lists", "block-lists", "probe"), ("fp16",))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
     wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small)
     wanted |= dict.fromkeys([op for op in wanted if op.startswith(("fp8-", "int8-"))], ()) | {"bwd-norms": ("fp16",)}

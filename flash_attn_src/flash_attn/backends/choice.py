@@ -1,19 +1,26 @@
 """Which provider of kernels serves a call: the first row of a table that the call fits in.
 
-Rows that `benchmarks/tune_sources.py` measured on this machine come first. They are a file in the user's cache. The
-rows of `kernels/providers.py` follow.
+Rows that `python -m flash_attn.firstlight --keep` measured on this machine come first. They are a file in the user's
+cache, and hold for the wheel, the GPU, its driver and HIP that they were measured with. The rows of
+`kernels/providers.py` follow.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from flash_attn.kernels.providers import DEFAULT, ROWS, SOURCES, Row
+from flash_attn.kernels.targets import serving_targets
+from flash_attn.runtime import store
 from flash_attn.runtime.build_info import VERSION
 from flash_attn.runtime.files import write_whole
 from flash_attn.runtime.platform import PLATFORM
@@ -24,10 +31,25 @@ def cache_file(target: str) -> Path:
     return PLATFORM.cache_directory(os.environ) / "choice" / f"{target}-{VERSION}.json"
 
 
+def machine(target: str) -> dict[str, str]:
+    """What measured rows hold for: a digest of the wheel's kernels, GPUs of the target, their driver, HIP."""
+    stores = map(store.open_store, serving_targets(target, torch.version.hip))
+    archive = next((found for found in stores if found is not None), None)
+    kernels = {} if archive is None else {name: entry["sha256"] for name, entry in archive.kernels.items()}
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count() if torch.cuda.is_available() else 0))
+    return {
+        "wheel": hashlib.sha256(json.dumps(kernels, sort_keys=True).encode()).hexdigest(),
+        "gpu": ", ".join(sorted({gpu.name for gpu in gpus if getattr(gpu, "gcnArchName", "").startswith(target)})),
+        "driver": PLATFORM.gpu_driver(),
+        "hip": torch.version.hip or "",
+    }
+
+
 def write(target: str, rows: Sequence[Row]) -> Path:
     """Saves rows that take precedence on this machine. Returns the file. Raises OSError if it cannot be written."""
     path = cache_file(target)
-    write_whole(path, json.dumps([row._asdict() for row in rows], indent=1))
+    content = {"machine": machine(target), "rows": [row._asdict() for row in rows]}
+    write_whole(path, json.dumps(content, indent=1))
     _measured.cache_clear()
     find.cache_clear()
     return path
@@ -41,7 +63,9 @@ def _measured(target: str) -> tuple[Row, ...]:
     except RuntimeError:  # a user without a home, such as the bare number of a container's user
         return ()
     try:
-        rows = tuple(_row(target, **fields) for fields in json.loads(PLATFORM.read(path)))
+        content = json.loads(PLATFORM.read(path))
+        rows = tuple(_row(target, **fields) for fields in content["rows"])
+        changed = _changed(content["machine"], machine(target))
     except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null
         return ()
     except PermissionError as error:
@@ -53,15 +77,28 @@ def _measured(target: str) -> tuple[Row, ...]:
                 stacklevel=2,
             )
         return ()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         warnings.warn(
             f"{path} is invalid ({error}), so the wheel's own table of the fastest kernels is used: delete "
-            "it, or write it again by `python benchmarks/tune_sources.py`",
+            f"it, or write it again by `{PLATFORM.python} -m flash_attn.firstlight --keep`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return ()
+    if changed:
+        warnings.warn(
+            f"{path} was measured before {changed} changed, so the wheel's own table of the fastest kernels is used: "
+            f"delete it, or measure again by `{PLATFORM.python} -m flash_attn.firstlight --keep`",
             RuntimeWarning,
             stacklevel=2,
         )
         return ()
     return rows
+
+
+def _changed(then: dict[str, Any], now: dict[str, str]) -> str:
+    """The names of what has changed since rows were measured."""
+    return ", ".join(name for name, value in now.items() if then.get(name) != value)
 
 
 def _row(

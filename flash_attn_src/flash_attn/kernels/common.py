@@ -49,6 +49,7 @@ RUNTIME_ARGUMENTS = (
     "q_blocks", "k_blocks", "list_rows", "full_length",
     "lists", "lists_b", "lists_h", "list_length", "block_m", "block_n", "block_q", "block_k", "by_keys",
     "ranges_b", "ranges_h", "ids_qb", "ids_kb", "hidden_b", "hidden_h",
+    "adds", "exps", "exchanges", "loads", "barriers", "products", "streams",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv", "s") for axis in "bmnh"),
 )  # fmt: skip

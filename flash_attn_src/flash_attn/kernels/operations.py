@@ -204,6 +204,21 @@ _BLOCK_LISTS = replace(
     function="mark_blocks",
     types={"*i32": "counts indices full_counts full_indices", "*u8": "seen"},
 )
+# Microbenchmarks: `plain` is one wave, `wide` has four.
+_PROBE = Operation(
+    name="probe",
+    module="probe",
+    function="probe",
+    types={"*T": "x", "*i32": "table", "*fp32": "out"},
+    aligned=("x", "table", "out"),
+    constants=("BLOCK_M",),
+    dtypes=("fp16",),
+    sizes=(64,),
+    in_pieces=True,
+    kinds=("plain", "wide"),
+    has_separate_outputs=True,
+    tuning="fixed",
+)
 # Decoding waits for memory. It does not load masked columns, so few sizes are enough.
 _DECODE = Operation(
     name="decode",
@@ -438,6 +453,7 @@ OPERATIONS: dict[str, Operation] = {
         *map(_for_blocks, (_FORWARD, _BACKWARD_DKDV, _BACKWARD_DQ)),
         _SPARSE_LISTS,
         _BLOCK_LISTS,
+        _PROBE,
         _BACKWARD_BIAS,
         _BACKWARD_DIAGONALS,
         _BACKWARD_NORMS,

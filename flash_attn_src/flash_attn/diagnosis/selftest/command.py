@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gpu = arguments.gpu if arguments.gpu is not None else machine.chosen(tuple(info["targets"]))
     gpu = None if arguments.cpu else gpu
     path = arguments.json or Path(f"flash-attn-selftest-{'cpu' if gpu is None else machine.target(gpu)}.json")
-    if problem := _unwritable(path):
+    if problem := unwritable(path):
         parser.error(f"--json {path}: {problem}, give a file that can be written")
     if gpu is None:
         print("torch sees no GPU" if not count else "on the CPU, as asked", end="")
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if found["ok"] else 1
 
 
-def _unwritable(path: Path) -> str:
+def unwritable(path: Path) -> str:
     """The reason why the report cannot be written, or "". Checked first, because the checks take minutes."""
     there = path.exists()
     try:
@@ -115,7 +115,7 @@ def run(gpu: str, repeats: int | None = None, minutes: float | None = None) -> t
     deaths = 0
     while len(lines) < len(planned):
         end = ""
-        for line in _worker(gpu, len(lines), repeats):
+        for line in lines_of("flash_attn.diagnosis.selftest.worker", gpu, str(len(lines)), str(repeats)):
             if "end" in line:
                 end = line["end"]
             elif "begin" in line:
@@ -141,12 +141,14 @@ def _lost(step: Any, why: str) -> dict[str, Any]:
     return {"shape": step.name, "failure": why}
 
 
-def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
+def lines_of(module: str, *arguments: str) -> Iterator[dict[str, Any]]:
     """Yields the lines of a worker when they arrive. If the worker was ended, the last line is {"end": how}.
+
+    module: the worker, which prints lines of JSON.
 
     A child of the worker may keep its pipes open after its death, so they are read in threads that nothing waits for.
     """
-    command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip), str(repeats)]
+    command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     words: list[str] = []

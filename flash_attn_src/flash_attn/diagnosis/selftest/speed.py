@@ -75,12 +75,12 @@ def _times(attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...],
     return milliseconds(forward, device), milliseconds(backward, device)
 
 
-def milliseconds(call: Call, device: str) -> float:
-    """Milliseconds of a call: the median of three rounds of calls in a row."""
+def milliseconds(call: Call, device: str, rounds: int = _ROUNDS, round_ms: float = _ROUND_MS) -> float:
+    """The median of rounds of calls in a row. round_ms: how long a round may take, beyond one call."""
     call()
     _round(call, 1, device)
-    repeats = max(1, min(50, int(_ROUND_MS / _round(call, 1, device))))
-    return statistics.median(_round(call, repeats, device) for _ in range(_ROUNDS))
+    repeats = max(1, min(50, int(round_ms / _round(call, 1, device))))
+    return statistics.median(_round(call, repeats, device) for _ in range(rounds))
 
 
 def _round(call: Call, repeats: int, device: str) -> float:

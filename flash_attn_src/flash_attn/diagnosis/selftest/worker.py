@@ -89,14 +89,17 @@ def private(text: str) -> str:
 
 
 def _run(step: Step, device: str) -> Mapping[str, Any]:
-    if isinstance(step.what, Case):
-        return checked(step.what, device)
+    return checked(step.what, device) if isinstance(step.what, Case) else timed(step.what, device)
+
+
+def timed(shape: Shape, device: str) -> dict[str, Any]:
+    """The line of a shape: what `speed.measure` returns, or {"shape", "failure"}."""
     from flash_attn.diagnosis.selftest import speed
 
     try:
-        return speed.measure(step.what, device)
+        return speed.measure(shape, device)
     except Exception as error:
-        return {"shape": step.name, "failure": private(f"{type(error).__name__}: {error}")}
+        return {"shape": shape.name, "failure": private(f"{type(error).__name__}: {error}")}
 
 
 def main(argv: Sequence[str]) -> int:
