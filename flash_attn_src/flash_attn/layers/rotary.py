@@ -1,9 +1,8 @@
-"""The module of rotary embedding, which keeps its tables, and the functions by the names that clients import here."""
+"""The module of rotary embedding, and the functions by the names that clients import here."""
 
 from __future__ import annotations
 
 import torch
-from torch.compiler import is_compiling
 
 from flash_attn.api import parameters
 from flash_attn.layers.rotary_functions import (
@@ -26,12 +25,14 @@ __all__ = [
     "apply_rotary_emb_func", "apply_rotary_emb_kv_", "apply_rotary_emb_qkv_", "apply_rotary_emb_torch", "rotate_half",
 ]  # fmt: skip
 
+_Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
 # What is raised to a power: within these, fp32 holds the result.
 BASES = (1e-9, 1e38)
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Rotary embedding with its tables of cos and sin, which grow with the sequences.
+    """Rotary embedding, whose tables of cos and sin are made at each call, for the longest sequence so far.
 
     dim           elements of a head that are turned
     base          angles at position p are p * base ** (-2 i / dim), i = 0 ... dim / 2 - 1
@@ -73,28 +74,16 @@ class RotaryEmbedding(torch.nn.Module):
             scale = (torch.arange(0, dim, 2, device=device, dtype=torch.float32) + 0.4 * dim) / (1.4 * dim)
         self.register_buffer("scale", scale, persistent=False)
         self._seq_len_cached = 0
-        self._cos_cached: torch.Tensor | None = None
-        self._sin_cached: torch.Tensor | None = None
-        self._cos_k_cached: torch.Tensor | None = None
-        self._sin_k_cached: torch.Tensor | None = None
 
     def _compute_inv_freq(self, device: torch.device | str | None = None) -> torch.Tensor:
         return self.base ** (-torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
 
-    def _update_cos_sin_cache(
-        self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> None:
-        """Tables for `seqlen` positions. They are recomputed if the present tables do not fit."""
-        present = self._cos_cached
-        if (
-            present is not None
-            and type(present) is torch.Tensor  # not a traced tensor, which torch.export of torch 2.5 leaves behind
-            and seqlen <= self._seq_len_cached
-            and present.device == device
-            and present.dtype == dtype
-            and (is_compiling() or torch.is_inference_mode_enabled() or not present.is_inference())
-        ):
-            return
+    def tables(self, seqlen: int, device: torch.device, dtype: torch.dtype) -> _Tables:
+        """cos and sin of queries, and of keys with xPos, for the most positions that were asked for so far.
+
+        They are made at each call, because inv_freq and scale may change in any way between two calls.
+        """
+        seqlen = self._seq_len_cached = max(seqlen, self._seq_len_cached)
         inv_freq = self.inv_freq
         if self.pos_idx_in_fp32:
             if inv_freq.dtype is not torch.float32:
@@ -105,14 +94,10 @@ class RotaryEmbedding(torch.nn.Module):
         angles = torch.outer(places, inv_freq.to(device))
         cos, sin = angles.cos(), angles.sin()
         if self.scale is None or self.scale_base is None:
-            self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
-            self._seq_len_cached = seqlen
-            return
+            return cos.to(dtype), sin.to(dtype), None, None
         power = (torch.arange(seqlen, device=device, dtype=torch.float32) - seqlen // 2) / self.scale_base
         scale = self.scale.to(device=device, dtype=torch.float32) ** power[:, None]
-        self._cos_cached, self._sin_cached = (cos * scale).to(dtype), (sin * scale).to(dtype)
-        self._cos_k_cached, self._sin_k_cached = (cos / scale).to(dtype), (sin / scale).to(dtype)
-        self._seq_len_cached = seqlen  # last, for who calls after a failure or in another thread
+        return (cos * scale).to(dtype), (sin * scale).to(dtype), (cos / scale).to(dtype), (sin / scale).to(dtype)
 
     @parameters(since={"num_heads_q": "2.7"})
     def forward(
@@ -128,7 +113,7 @@ class RotaryEmbedding(torch.nn.Module):
         heads, head_dim) and (q, kv) is returned.
 
         seqlen_offset: int or (batch,), the position of the first row. max_seqlen: positions that tables are made
-        for; needed where seqlen_offset is a tensor and no tables are there yet.
+        for; needed where seqlen_offset is a tensor and no call before had more positions than 0.
         """
         check_tensor("qkv", qkv)
         if kv is not None:  # before q is turned in place
@@ -139,14 +124,14 @@ class RotaryEmbedding(torch.nn.Module):
                     f"kv: got shape {tuple(kv.shape)}, wanted ({qkv.shape[0]}, seqlen, 2, heads, head_dim)"
                 )
         seqlen = qkv.shape[1] if qkv.dim() > 1 else 0
+        wanted = 0
         if max_seqlen is not None:
-            self._update_cos_sin_cache(check_int("max_seqlen", max_seqlen, 0), qkv.device, qkv.dtype)
+            wanted = check_int("max_seqlen", max_seqlen, 0)
         elif not isinstance(seqlen_offset, torch.Tensor):
             wanted = seqlen + check_int("seqlen_offset", seqlen_offset, 0)
-            self._update_cos_sin_cache(wanted, qkv.device, qkv.dtype)
-        cos, sin, cos_k, sin_k = self._cos_cached, self._sin_cached, self._cos_k_cached, self._sin_k_cached
-        if cos is None or sin is None:
+        elif not self._seq_len_cached:
             raise ValueError("max_seqlen: got None, wanted a number of positions, as seqlen_offset is a tensor")
+        cos, sin, cos_k, sin_k = self.tables(wanted, qkv.device, qkv.dtype)
         if kv is None:
             heads = {} if num_heads_q is None else {"num_heads_q": num_heads_q}
             return apply_rotary_emb_qkv_(

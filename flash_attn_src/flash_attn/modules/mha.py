@@ -279,9 +279,8 @@ class MHA(nn.Module):
         if self.rotary_emb_dim > 0:
             inside = self.use_flash_attn and not first and self.rotary_emb.scale is None
             if inside:
-                self.rotary_emb._update_cos_sin_cache(params.max_seqlen, q.device, q.dtype)
-                rotary = {"rotary_cos": self.rotary_emb._cos_cached, "rotary_sin": self.rotary_emb._sin_cached,
-                          "rotary_interleaved": self.rotary_emb.interleaved}  # fmt: skip
+                cos, sin, *_ = self.rotary_emb.tables(params.max_seqlen, q.device, q.dtype)
+                rotary = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": self.rotary_emb.interleaved}
             else:
                 q, kv = self.rotary_emb(q, kv, seqlen_offset=offset, max_seqlen=params.max_seqlen)
         if first or not self.use_flash_attn:
