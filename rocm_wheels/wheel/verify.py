@@ -146,11 +146,12 @@ def verify_all(
                combinations=combinations.of(plan, data, interpreters.found, every=every))
         for wheel, plan, beside in wheels
     ]  # fmt: skip
-    packages_of_torch = work / "uv-cache" if every or one_torch else None
     by_torch: dict[tuple[str, str], list[tuple[_Trial, Combination]]] = {}
     for trial in trials:
         for tested in trial.combinations:
             by_torch.setdefault((tested.torch, tested.torch_index), []).append((trial, tested))
+    several = (every or one_torch) and len(by_torch) > 1  # one torch stays in uv's own cache
+    packages_of_torch = work / "uv-cache" if several else None
     for group in by_torch.values():
         source = replace(torch_source(group[0][1], require_gpu=require_gpu), cache=packages_of_torch)
         for trial, tested in group:
