@@ -83,7 +83,7 @@ def test_compilers_match_the_build_group(data: Versions) -> None:
             "container = false",
             "container = false\nimage = true",
             "versions.toml: jobs/image: True is a key that nothing reads",
-            "Known: compile_minutes",
+            "Known: assemble_minutes, compile_minutes",
             id="unknown key of the jobs",
         ),
         pytest.param(
