@@ -36,7 +36,7 @@ ACTIONS: dict[str, tuple[set[str], set[str], set[str]]] = {
         set(),
     ),
 }
-SECRETS = {"WINDOWS_CERTIFICATE", "WINDOWS_PASSWORD"}  # of the repository, as docs/releasing.md names them
+SECRETS = {"WINDOWS_CERTIFICATE", "WINDOWS_PASSWORD"}  # of the repository, as docs/notes/releases.md names them
 READ_ONLY = {"contents: read"}
 
 

@@ -174,9 +174,12 @@ def test_equals_dense_attention_with_the_mask(backend: str, case: str) -> None: 
 
 
 def test_second_derivatives() -> None:
-    q, k, sinks = (_draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((1, 5, 2, 8), (1, 6, 1, 8), (2,)))
-    blocks = BlockMask(torch.full((1, 2, 1, 1), 1, dtype=torch.uint8, device=DEVICE), (64, 64))
-    mask = {"ranges": _random_ranges(1, 2, 5, 6) // 4, "ids_q": _integers(0, 2, 1, 5), "ids_k": _integers(0, 2, 1, 6)}
+    """In float64, which only a CPU has here."""
+    shapes = (1, 5, 2, 8), (1, 6, 1, 8), (2,)
+    q, k, sinks = (_draw(*shape, dtype=torch.float64).cpu().requires_grad_() for shape in shapes)
+    blocks = BlockMask(torch.full((1, 2, 1, 1), 1, dtype=torch.uint8), (64, 64))
+    parts = {"ranges": _random_ranges(1, 2, 5, 6) // 4, "ids_q": _integers(0, 2, 1, 5), "ids_k": _integers(0, 2, 1, 6)}
+    mask = {name: part.cpu() for name, part in parts.items()}
 
     def attend(q: torch.Tensor, k: torch.Tensor, sinks: torch.Tensor) -> Any:
         return flash_attn_ranges_func(q, k, k, **mask, block_mask=blocks, s_aux=sinks, causal=True, return_lse=True)
