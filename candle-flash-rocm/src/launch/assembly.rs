@@ -4,9 +4,8 @@
 //! Their backward needs sums before and after it that no kernel of a store computes, so Triton's
 //! kernels compute every backward.
 
-use super::choice::{Mask, Operation};
 use super::plan::{Catalogue, Device, Fill, Launch, Step};
-use super::planning::{Assembly, AssemblyKernel};
+use super::planning::{Assembly, AssemblyKernel, MaskKind, Operation};
 use super::{Argument, Forward, Operand, Shape};
 use crate::error::Result;
 
@@ -39,13 +38,13 @@ impl Block {
 /// The kernel of a forward; None where there is none, or where it would leave something to do after it.
 fn kernel<'a>(call: &Forward, kernels: &'a dyn Catalogue, device: Device) -> Option<&'a AssemblyKernel> {
     let (shape, assembly) = (&call.shape, &kernels.planning().assembly);
-    let mask = Mask::of(shape);
+    let mask = MaskKind::of(shape);
     let is_paged = call.pages.is_some() || call.lengths != 0;
     // For rows that see no key, a causal kernel stores -inf as lse, and a plain kernel stores NaN.
     let every_row_has_a_key = if shape.is_packed() {
         shape.cu_seqlens_q == shape.cu_seqlens_k
     } else {
-        mask == Mask::Plain || shape.seqlen_q <= shape.seqlen_k
+        mask == MaskKind::Plain || shape.seqlen_q <= shape.seqlen_k
     };
     if !kernels.choice().serves("asm-fwd", shape, is_paged)
         || !every_row_has_a_key
@@ -112,7 +111,7 @@ pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Devi
     }
     let tiles = shape.seqlen_q.div_ceil(kernel.rows);
     // A program of a causal kernel computes two tiles, one near the start and one near the end.
-    let tiles = if kernel.mask == Mask::Causal { tiles.div_ceil(2) } else { tiles } as u32;
+    let tiles = if kernel.mask == MaskKind::Causal { tiles.div_ceil(2) } else { tiles } as u32;
     let (heads, batch) = (shape.heads as u32, shape.batch as u32);
     let grid = if shape.is_packed() { [heads, batch, tiles] } else { [tiles, heads, batch] };
     let arguments = vec![Argument::Structure(arguments(call, kernel, &planning.assembly))];
@@ -127,7 +126,7 @@ fn arguments(call: &Forward, kernel: &AssemblyKernel, assembly: &Assembly) -> Ve
     let ([q_row, q_head, q_batch], [k_row, k_head, k_batch]) = (bytes(q), bytes(k));
     // The order of the tiles: by heads where every die gets equally many of them, else and for long sequences by tiles.
     let is_short = shape.seqlen_q <= assembly.max_queries_by_heads;
-    let by_heads = kernel.mask == Mask::Plain || (shape.heads.is_multiple_of(8) && is_short);
+    let by_heads = kernel.mask == MaskKind::Plain || (shape.heads.is_multiple_of(8) && is_short);
     let stores_lse = 1;
     let mut block = Block::default();
     block.addresses(&[out.address, q.address, k.address, v.address, *lse]);

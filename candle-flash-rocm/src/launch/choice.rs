@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 
+use super::planning::{MaskKind, Operation};
 use super::Shape;
 
 /// A source of kernels in a store.
@@ -21,25 +22,7 @@ pub enum Source {
     Triton,
 }
 
-/// What a kernel does.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-pub(super) enum Operation {
-    #[serde(rename = "fwd")]
-    Forward,
-    #[serde(rename = "bwd")]
-    Backward,
-}
-
-/// Keys that queries do not see.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Mask {
-    Plain,
-    Causal,
-    Window,
-}
-
-impl Mask {
+impl MaskKind {
     /// The mask of a call. A window so wide that it hides no key counts as no window.
     pub fn of(shape: &Shape) -> Self {
         let left = shape.window_left.filter(|left| left.saturating_add(1) < shape.seqlen_k);
@@ -58,7 +41,7 @@ struct Row {
     op: Operation,
     dtypes: Vec<String>,
     dims: (usize, usize),
-    masks: Vec<Mask>,
+    masks: Vec<MaskKind>,
     /// Queries of the longest sequence from which the row holds.
     least_q: usize,
     sources: Vec<Source>,
@@ -123,7 +106,7 @@ impl Choice {
         if !self.serves(measured, shape, is_paged) {
             return &self.default;
         }
-        let mask = Mask::of(shape);
+        let mask = MaskKind::of(shape);
         let fits = |row: &&Row| {
             row.op == operation
                 && row.value_dim == 0

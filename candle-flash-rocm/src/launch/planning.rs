@@ -53,7 +53,7 @@ pub(super) fn bit(address: u64, bit: i32) -> i32 {
 
 /// The kernels of an operation: their sizes, and their kinds by element type.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Operation {
+pub(super) struct OperationKernels {
     pub sizes: Vec<usize>,
     /// Whether the one size serves every head dim.
     in_pieces: bool,
@@ -133,17 +133,35 @@ pub(super) struct Composable {
     pub rows: usize,
 }
 
+/// What a kernel does.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub(super) enum Operation {
+    #[serde(rename = "fwd")]
+    Forward,
+    #[serde(rename = "bwd")]
+    Backward,
+}
+
+/// Keys that queries do not see.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum MaskKind {
+    Plain,
+    Causal,
+    Window,
+}
+
 /// A kernel of AMD's assembly, and the calls that it serves.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct AssemblyKernel {
     pub name: String,
-    pub op: super::choice::Operation,
+    pub op: Operation,
     pub dtype: String,
     pub least_dim: usize,
     pub head_dim: usize,
     /// The head dim of v if it differs from q's, else 0.
     pub value_dim: usize,
-    pub mask: super::choice::Mask,
+    pub mask: MaskKind,
     pub packed: bool,
     /// Queries of a tile.
     pub rows: usize,
@@ -163,7 +181,7 @@ pub(super) struct Assembly {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Planning {
     pub(super) flags: Flags,
-    pub(super) operations: HashMap<String, Operation>,
+    pub(super) operations: HashMap<String, OperationKernels>,
     /// What the sides of a block mask's blocks are multiples of.
     pub(super) mask_block: usize,
     pub(super) split_kv: SplitKv,
@@ -173,7 +191,7 @@ pub struct Planning {
 }
 
 impl Planning {
-    fn operation(&self, name: &str) -> Result<&Operation> {
+    fn operation(&self, name: &str) -> Result<&OperationKernels> {
         self.operations.get(name).ok_or_else(|| {
             Error::store(format!(
                 "the store knows no operation {name}: build the store and the crate from one revision"

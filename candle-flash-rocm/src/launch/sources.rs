@@ -1,7 +1,7 @@
 //! Plans a call with the fastest kernel provider that supports it.
 
-use super::choice::Operation;
 use super::plan::{Catalogue, Device, Memory, Step};
+use super::planning::Operation;
 use super::{
     assembly, plan_backward, plan_backward_ck, plan_forward, plan_forward_ck, split_kv, Backward, Forward, Planner,
     Shape, Source,
