@@ -133,9 +133,10 @@ def test_padding_is_ids_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """No bias of each score is made where heads and queries share a boolean mask."""
     monkeypatch.setattr(door, "as_bias", None)
     q, k = (2, 4, 9, 16), (2, 2, 12, 16)
-    seen = torch.rand(2, 1, 1, 12, generator=torch.Generator().manual_seed(4)) < 0.7
+    numbers = torch.rand(2, 1, 1, 12, generator=torch.Generator().manual_seed(4))
+    seen = (numbers < 0.7).to(DEVICE)  # before it is expanded: a copy has no shared axes
     for mask in (seen, seen.expand(2, 4, 9, 12), seen[:1], seen[1, 0, 0]):
-        _check(_draw(q, k, k, dtype=torch.float32), mask.to(DEVICE), enable_gqa=True)
+        _check(_draw(q, k, k, dtype=torch.float32), mask, enable_gqa=True)
 
 
 def test_a_mask_has_a_gradient() -> None:
