@@ -74,6 +74,10 @@ class RotaryEmbedding(torch.nn.Module):
             scale = (torch.arange(0, dim, 2, device=device, dtype=torch.float32) + 0.4 * dim) / (1.4 * dim)
         self.register_buffer("scale", scale, persistent=False)
         self._seq_len_cached = 0
+        self._cos_cached: torch.Tensor | None = None
+        self._sin_cached: torch.Tensor | None = None
+        self._cos_k_cached: torch.Tensor | None = None
+        self._sin_k_cached: torch.Tensor | None = None
 
     def _compute_inv_freq(self, device: torch.device | str | None = None) -> torch.Tensor:
         return self.base ** (-torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
@@ -98,6 +102,13 @@ class RotaryEmbedding(torch.nn.Module):
         power = (torch.arange(seqlen, device=device, dtype=torch.float32) - seqlen // 2) / self.scale_base
         scale = self.scale.to(device=device, dtype=torch.float32) ** power[:, None]
         return (cos * scale).to(dtype), (sin * scale).to(dtype), (cos / scale).to(dtype), (sin / scale).to(dtype)
+
+    def _update_cos_sin_cache(
+        self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        """Makes the tables under upstream's private names, for programs that read them. `forward` does not."""
+        tables = self.tables(seqlen, device or self.inv_freq.device, dtype or torch.get_default_dtype())
+        self._cos_cached, self._sin_cached, self._cos_k_cached, self._sin_k_cached = tables
 
     @parameters(since={"num_heads_q": "2.7"})
     def forward(
