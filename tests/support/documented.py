@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of the notes, those that say what to type: the kernel store, speed, the pipeline, programs, the simulator.
+# Of the notes, those that say what to type: the kernel store, speed, the pipeline, programs, the simulator, releases.
 PAGES = tuple(
     path.relative_to(ROOT).as_posix()
     for pattern in (
@@ -16,6 +16,7 @@ PAGES = tuple(
         "CONTRIBUTING.md",
         "docs/*.md",
         "docs/notes/[kps]*.md",
+        "docs/notes/releases.md",
         "docker/*/README.md",
         "candle-flash-rocm/README.md",
     )
