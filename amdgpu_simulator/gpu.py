@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import multiprocessing
-import os
 import re
 import struct
 import tempfile
@@ -38,12 +38,14 @@ from flash_attn.runtime.ck_planner import Launch
 from amdgpu_simulator import assembly_kernels, through_hip
 from amdgpu_simulator.hip import packets
 from amdgpu_simulator.isa import assembly, machine
+from rocm_wheels.compile import cache as disk
 from rocm_wheels.compile import sources, workers
 from rocm_wheels.compile.ck import compiler as ck_compiler
 from rocm_wheels.compile.ck import instances as ck_instances
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.compile.triton import compiler as triton_compiler
-from rocm_wheels.paths import ROOT
+from rocm_wheels.packages import version_of
+from rocm_wheels.paths import FLASH_ATTN_SRC, ROOT
 
 _FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}
 
@@ -199,12 +201,36 @@ def _compiler() -> ProcessPoolExecutor:
 
 @cache
 def compiled(target: str, variant: Variant, config: Config | None = None) -> tuple[bytes, dict[str, Any], str]:
-    """The code object of a kernel, its manifest entry and its assembly text. Raises CompileFailed."""
-    plain = None if config is None else tuple(config)
-    return _compiler().submit(triton_compiler.translate, target, tuple(variant), plain).result()
+    """The code object of a kernel, its manifest entry and its assembly text; cached on disk. Raises CompileFailed."""
+    asked = (target, tuple(variant), None if config is None else tuple(config))
+
+    def translated() -> str:
+        image, entry, text = _compiler().submit(triton_compiler.translate, *asked).result()
+        return json.dumps([image.hex(), entry, text])
+
+    image, entry, text = json.loads(_kept(f"{target}-{variant.name}", repr((asked, _recipe())), translated))
+    return bytes.fromhex(image), entry, text
+
+
+@cache
+def _recipe() -> str:
+    """A digest of Triton's version and of every file that decides about its code objects."""
+    roots = (FLASH_ATTN_SRC / "flash_attn/kernels", ROOT / "rocm_wheels/compile")
+    files = (path for root in roots for path in sorted(root.rglob("*.py")))
+    return hashlib.sha256(b"".join([version_of("triton").encode(), *map(Path.read_bytes, files)])).hexdigest()
 
 
 CACHE = ROOT / "build" / "test-cache"
+
+
+def _kept(name: str, made_of: str, make: Callable[[], str]) -> str:
+    """A text that processes make once. It is kept on disk, for all that it is made of."""
+    kept = CACHE / "assembly" / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
+    if not kept.exists():
+        text = make()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        disk.write(kept, text.encode())
+    return kept.read_text(encoding="utf-8")
 
 
 def run(target: str, launches: Sequence[Launch], tensors: device.Tensors, *, backwards: bool = False) -> None:
@@ -259,20 +285,16 @@ def composable(target: str, name: str, rounding: int | None = None) -> tuple[str
         sources.digest(*ck_compiler.SOURCES),
         ck_sources.load().key,
     )
-    key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
-    kept = CACHE / "assembly" / f"{target}-{name}-{key}.s"
-    if not kept.exists():
+
+    def translated() -> str:
         with (
             tempfile.TemporaryDirectory(prefix="ck-") as directory,
             mock.patch.object(ck_compiler, "DEFINES", defines),
         ):
-            text = ck_compiler.translate(target, name, [instance], Path(directory), cache=CACHE, toolchain="pypi")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        part.rename(kept)
-    text = kept.read_text(encoding="utf-8")
+            return ck_compiler.translate(target, name, [instance], Path(directory), cache=CACHE, toolchain="pypi")
+
+    text = _kept(f"{target}-{name}", repr(made_of), translated)
     threads = re.search(r"\.max_flat_workgroup_size:\s+(\d+)", text)
     if threads is None:
-        raise ValueError(f"{kept} does not say how many threads a block has")
+        raise ValueError(f"the assembly of {name} does not say how many threads a block has")
     return text, int(threads[1])
