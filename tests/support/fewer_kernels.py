@@ -1,8 +1,9 @@
 """Copies this repository with fewer kernels to compile, so that a test of the whole pipeline takes a minute or two.
 
-A copy keeps every kind of every operation in bf16, in its smallest size. The dense forward and backward stay in every
-dtype and in their largest size, which uses the most registers and shared memory. A release compiles all kernels. The
-remaining kernels are byte for byte the same as in this repository.
+A copy keeps every operation in bf16, in its first kind and smallest size, and the dense forward in every kind, every
+dtype and in its largest size, which uses the most registers and shared memory. The kernels of a bias have arguments of
+their own, so those of the backward stay too. A release compiles all kernels. The remaining kernels are byte for byte
+the same as in this repository.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ def table(target: str) -> tuple[Variant, ...]:
 
 
 def _sizes(variant: Variant) -> tuple[int, ...]:
-    sizes = variant.operation.sizes_for(variant.kind)
-    plain = variant.op in ("fwd", "bwd-dq", "bwd-dkdv") and variant.kind == "plain"
-    if variant.dtype == "bf16":
-        return (sizes[0], sizes[-1]) if plain else sizes[:1]
-    return sizes[:1] if plain else ()
+    operation, kind = variant.operation, variant.kind
+    sizes = operation.sizes_for(kind)
+    if variant.op == "fwd" and kind == "plain":
+        return (sizes[0], sizes[-1]) if variant.dtype == "bf16" else sizes[:1]
+    kept = variant.op == "fwd" or kind == operation.kinds[0] or (variant.op.startswith("bwd-d") and kind == "bias")
+    return sizes[:1] if kept and variant.dtype == "bf16" else ()
 '''
 
 
