@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from flash_attn import second_derivative
-from flash_attn.calls import AttentionCall, GradientCall, Options, Window, kept, maybe_contiguous, restore
+from flash_attn.calls import AttentionCall, GradientCall, Options, kept, maybe_contiguous, restore
 from flash_attn.custom_ops import dispatch, sinks
 from flash_attn.first_derivative import Gradients, first_only
 from flash_attn.options import FIELDS, learned
@@ -157,190 +157,57 @@ def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
     return result
 
 
-def _of_given(ctx: Any, dout: torch.Tensor) -> Gradients:
-    """The gradients of a call without `options.learned`, as upstream's functions have it."""
-    return _gradients(ctx, dout)[: ctx.given]
+# What the classes below take besides tensors and lengths.
+_OPTIONS = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_softmax"
+_LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 
 
-class FlashAttnFunc(torch.autograd.Function):
-    """Autograd of flash_attn_func, without its checks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: Window,
-        softcap: float,
-        alibi_slopes: torch.Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool = True,
-    ) -> Result:
-        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
-        return attend(ctx if is_grad_enabled else None, call)
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_of_given(ctx, dout), *(None,) * 9
+def _attend_by_name(ctx: Any, names: tuple[str, ...], arguments: tuple[Any, ...]) -> Result:
+    """The forward of a class below. names: of the arguments; the last one, is_grad_enabled, may be missing."""
+    if not len(names) - 1 <= len(arguments) <= len(names):
+        raise TypeError(f"apply: got {len(arguments)} arguments, wanted {', '.join(names)}")
+    ctx.num_arguments = len(arguments)
+    named = dict(zip(names, arguments))  # noqa: B905
+    tensors = tuple(named[name] for name in ("q", "k", "v", "kv", "qkv") if name in named)
+    joint = 4 - len(tensors)  # as in _first_gradients
+    views = () if joint == 1 else tuple(tensors[-1].detach().select(-3, part) for part in range(joint))
+    options = Options(
+        named["softmax_scale"], named["causal"], named["window_size"], named["softcap"], named["dropout_p"],
+        alibi_slopes=named["alibi_slopes"],
+    )  # fmt: skip
+    q, k, v = (*tensors[: 3 - len(views)], *views)
+    call = AttentionCall(q, k, v, options, named["deterministic"], named["return_softmax"])
+    call.cu_seqlens_q = named.get("cu_seqlens_q", named.get("cu_seqlens"))
+    call.cu_seqlens_k = named.get("cu_seqlens_k", named.get("cu_seqlens"))
+    call.max_seqlen_q = named.get("max_seqlen_q", named.get("max_seqlen", 0))
+    call.max_seqlen_k = named.get("max_seqlen_k", named.get("max_seqlen", 0))
+    call.block_table = named.get("block_table")
+    return attend(ctx if named.get("is_grad_enabled", True) else None, call, tensors if views else None)
 
 
-class FlashAttnQKVPackedFunc(torch.autograd.Function):
-    """Autograd of flash_attn_qkvpacked_func, without its checks."""
+def _upstream(name: str, parameters: str) -> Any:
+    """The autograd function of a public function by upstream's name, without its checks, as upstream's takes them:
+    `apply` has the parameters by position, and `options.learned` are none."""
+    names = (*parameters.split(), "is_grad_enabled")
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: torch.Tensor,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: Window,
-        softcap: float,
-        alibi_slopes: torch.Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool = True,
-    ) -> Result:
-        q, k, v = (qkv.detach().select(-3, part) for part in range(3))
-        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
-        return attend(ctx if is_grad_enabled else None, call, (qkv,))
+    class Upstream(torch.autograd.Function):
+        PARAMETERS = names
 
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_of_given(ctx, dout), *(None,) * 9
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Result:
+            return _attend_by_name(ctx, names, arguments)
+
+        @staticmethod
+        def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+            return *_gradients(ctx, dout)[: ctx.given], *(None,) * (ctx.num_arguments - ctx.given)
+
+    Upstream.__name__ = Upstream.__qualname__ = name
+    return Upstream
 
 
-class FlashAttnKVPackedFunc(torch.autograd.Function):
-    """Autograd of flash_attn_kvpacked_func, without its checks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: Window,
-        softcap: float,
-        alibi_slopes: torch.Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool = True,
-    ) -> Result:
-        k, v = (kv.detach().select(-3, part) for part in range(2))
-        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
-        return attend(ctx if is_grad_enabled else None, call, (q, kv))
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_of_given(ctx, dout), *(None,) * 9
-
-
-class FlashAttnVarlenFunc(torch.autograd.Function):
-    """Autograd of flash_attn_varlen_func, without its checks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: Window,
-        softcap: float,
-        alibi_slopes: torch.Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        block_table: torch.Tensor | None,
-        is_grad_enabled: bool = True,
-    ) -> Result:
-        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
-        call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
-        call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
-        call.block_table = block_table
-        return attend(ctx if is_grad_enabled else None, call)
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_of_given(ctx, dout), *(None,) * 14
-
-
-class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
-    """Autograd of flash_attn_varlen_qkvpacked_func, without its checks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: Window,
-        softcap: float,
-        alibi_slopes: torch.Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool = True,
-    ) -> Result:
-        q, k, v = (qkv.detach().select(-3, part) for part in range(3))
-        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
-        call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
-        call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
-        return attend(ctx if is_grad_enabled else None, call, (qkv,))
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_of_given(ctx, dout), *(None,) * 11
-
-
-class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
-    """Autograd of flash_attn_varlen_kvpacked_func, without its checks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: Window,
-        softcap: float,
-        alibi_slopes: torch.Tensor | None,
-        deterministic: bool,
-        return_softmax: bool,
-        is_grad_enabled: bool = True,
-    ) -> Result:
-        k, v = (kv.detach().select(-3, part) for part in range(2))
-        options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-        call = AttentionCall(q, k, v, options, deterministic, return_softmax)
-        call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
-        call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
-        return attend(ctx if is_grad_enabled else None, call, (q, kv))
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_of_given(ctx, dout), *(None,) * 13
+FlashAttnFunc = _upstream("FlashAttnFunc", f"q k v {_OPTIONS}")
+FlashAttnQKVPackedFunc = _upstream("FlashAttnQKVPackedFunc", f"qkv {_OPTIONS}")
+FlashAttnKVPackedFunc = _upstream("FlashAttnKVPackedFunc", f"q kv {_OPTIONS}")
+FlashAttnVarlenFunc = _upstream("FlashAttnVarlenFunc", f"q k v {_LENGTHS} {_OPTIONS} block_table")
+FlashAttnVarlenQKVPackedFunc = _upstream("FlashAttnVarlenQKVPackedFunc", f"qkv cu_seqlens max_seqlen {_OPTIONS}")
+FlashAttnVarlenKVPackedFunc = _upstream("FlashAttnVarlenKVPackedFunc", f"q kv {_LENGTHS} {_OPTIONS}")
