@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flash_attn import backends
@@ -49,25 +51,6 @@ def _flash_attn_forward(
     return _run(call)
 
 
-@register_fake(_flash_attn_forward)
-def _flash_attn_forward_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dropout_p: float,
-    softmax_scale: float,  # noqa: ARG001
-    causal: bool,  # noqa: ARG001
-    window_size_left: int,  # noqa: ARG001
-    window_size_right: int,  # noqa: ARG001
-    softcap: float,  # noqa: ARG001
-    alibi_slopes: torch.Tensor | None,  # noqa: ARG001
-    return_softmax: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    batch, seqlen_q, heads, _ = q.shape
-    dmask_shape = (batch, heads, seqlen_q, k.shape[1]) if return_softmax and dropout_p > 0.0 else (0,)
-    return fake_results(q, v, (batch, heads, seqlen_q), dmask_shape)
-
-
 @torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), schema=_VARLEN_SCHEMA)
 @_NUM_SPLITS
 def _flash_attn_varlen_forward(
@@ -110,33 +93,18 @@ def _flash_attn_varlen_forward(
     return _run(call)
 
 
+@register_fake(_flash_attn_forward)
 @register_fake(_flash_attn_varlen_forward)
-def _flash_attn_varlen_forward_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,  # noqa: ARG001
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,  # noqa: ARG001
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,  # noqa: ARG001
-    causal: bool,  # noqa: ARG001
-    window_size_left: int = -1,  # noqa: ARG001
-    window_size_right: int = -1,  # noqa: ARG001
-    softcap: float = 0.0,  # noqa: ARG001
-    alibi_slopes: torch.Tensor | None = None,  # noqa: ARG001
-    return_softmax: bool = False,
-    block_table: torch.Tensor | None = None,  # noqa: ARG001
-    leftpad_k: torch.Tensor | None = None,  # noqa: ARG001
-    seqused_k: torch.Tensor | None = None,  # noqa: ARG001
-    zero_tensors: bool = False,  # noqa: ARG001
-    num_splits: int = 0,  # noqa: ARG001
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    total, heads, _ = q.shape
-    batch = cu_seqlens_q.shape[0] - 1
-    dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax and dropout_p > 0.0 else (0,)
-    return fake_results(q, v, (heads, total), dmask_shape)
+def _forward_fake(named: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, v, cu_seqlens = named["q"], named["v"], named.get("cu_seqlens_q")
+    *outer, heads, _ = q.shape
+    lse_shape = (*outer[:-1], heads, outer[-1])
+    if cu_seqlens is None:
+        dmask_shape = (*lse_shape, named["k"].shape[1])
+    else:
+        dmask_shape = (cu_seqlens.shape[0] - 1, heads, named["max_seqlen_q"], named["max_seqlen_k"])
+    has_dmask = named["return_softmax"] and named["dropout_p"] > 0.0
+    return fake_results(q, v, lse_shape, dmask_shape if has_dmask else (0,))
 
 
 def _run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

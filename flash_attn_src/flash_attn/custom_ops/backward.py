@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flash_attn import backends
@@ -105,17 +107,9 @@ def _flash_attn_varlen_backward(
 
 @register_fake(_flash_attn_backward)
 @register_fake(_flash_attn_varlen_backward)
-def _backward_fake(
-    dout: torch.Tensor,  # noqa: ARG001
-    q: torch.Tensor,
-    k: torch.Tensor,  # noqa: ARG001
-    v: torch.Tensor,  # noqa: ARG001
-    out: torch.Tensor,  # noqa: ARG001
-    softmax_lse: torch.Tensor,
-    *_: object,
-    **__: object,
-) -> torch.Tensor:
-    *batch, rows, heads, _dim = q.shape
+def _backward_fake(named: dict[str, Any]) -> torch.Tensor:
+    *batch, rows, heads, _dim = named["q"].shape
+    softmax_lse: torch.Tensor = named["softmax_lse"]
     return softmax_lse.new_empty((*batch, heads, rows))
 
 

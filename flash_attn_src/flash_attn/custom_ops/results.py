@@ -43,7 +43,7 @@ def fake_results(
 
 
 def register_fake(op: Any) -> Callable[[_Fake], _Fake]:
-    """Registers a fake of an op.
+    """Registers a fake of an op, a function of the op's arguments by name, defaults included.
 
     PyTorch also runs it if any tensor is on the meta device, so it first refuses tensors of several devices.
     """
@@ -51,13 +51,14 @@ def register_fake(op: Any) -> Callable[[_Fake], _Fake]:
 
     def register(fake: _Fake) -> _Fake:
         def checked(*args: Any, **kwargs: Any) -> Any:
-            arguments = signature.bind(*args, **kwargs).arguments
-            check_strided("q", arguments["q"])
-            device = arguments["q"].device
-            for name, x in arguments.items():
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            check_strided("q", bound.arguments["q"])
+            device = bound.arguments["q"].device
+            for name, x in bound.arguments.items():
                 if isinstance(x, torch.Tensor) and x.device != device:
                     raise ValueError(f"{name}: got a tensor on {x.device}, wanted {device} where q is")
-            return fake(*args, **kwargs)
+            return fake(bound.arguments)
 
         op.register_fake(checked)
         return fake
