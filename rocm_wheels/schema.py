@@ -41,10 +41,15 @@ class ListSchema:
 
 @dataclass(frozen=True)
 class MapSchema:
-    """An object with at most `most` names, whose values have one schema."""
+    """An object with at most `most` names, whose values have one schema, and those of `required` one of their own.
+
+    key: which names may be there; default: all.
+    """
 
     item: Schema
     most: int
+    key: Rule = lambda _name: True
+    required: Mapping[str, Schema] = field(default_factory=dict)
 
 
 Schema: TypeAlias = "Rule | ObjectSchema | ListSchema | MapSchema"
@@ -75,7 +80,7 @@ def problems(value: Any, schema: Schema, place: str = "") -> Iterator[str]:
         for name, content in value.items():
             if name in known:
                 yield from problems(content, known[name], _below(place, name))
-            elif not schema.others:
+            elif not schema.others or not _OTHER_NAME(name):
                 yield f"{_below(place, shown(name))} is unknown"
     elif isinstance(schema, ListSchema):
         if not isinstance(value, list) or len(value) > schema.most:
@@ -87,8 +92,14 @@ def problems(value: Any, schema: Schema, place: str = "") -> Iterator[str]:
         if not isinstance(value, dict) or len(value) > schema.most:
             yield f"{place}: {shown(value)} is no object of at most {schema.most} names"
             return
+        for name in [name for name in schema.required if name not in value]:
+            yield f"{_below(place, name)} is missing"
         for name, item in value.items():
-            yield from problems(item, schema.item, _below(place, name if _NAME(name) else shown(name)))
+            if not schema.key(name):
+                yield f"{_below(place, shown(name))} is unknown"
+                continue
+            inner = schema.required.get(name, schema.item)
+            yield from problems(item, inner, _below(place, name if _NAME(name) else shown(name)))
     elif not schema(value):
         yield f"{place}: {shown(value)} has another form"
 
@@ -138,6 +149,7 @@ def number(least: float = 0, most: float = MAX_NUMBER, *, whole: bool = False) -
 
 
 _NAME = text(200)
+_OTHER_NAME = prose(10_000)
 
 
 def none_or(rule: Rule) -> Rule:
@@ -147,15 +159,6 @@ def none_or(rule: Rule) -> Rule:
 def one_of(*values: object) -> Rule:
     """Schema: one of these values, with the same type: True is not 1."""
     return lambda value: any(type(value) is type(each) and value == each for each in values)
-
-
-def table(key: Rule, value: Rule, most: int) -> Rule:
-    """Schema: an object of at most `most` names."""
-    return lambda content: (
-        isinstance(content, dict)
-        and len(content) <= most
-        and all(key(name) and value(item) for name, item in content.items())
-    )
 
 
 def _is_deep(value: Any) -> bool:

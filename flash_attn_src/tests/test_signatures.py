@@ -108,6 +108,6 @@ def test_autograd_functions_take_upstream_order() -> None:
         cls = getattr(interface, f"FlashAttn{''.join(spelled[word] for word in words)}Func")
         wanted = [part.split("=")[0] for part in function.replace("(-1, -1)", "w").split(", ")]
         wanted[wanted.index("return_attn_probs")] = "return_softmax"
-        assert cls.PARAMETERS == (*wanted, "is_grad_enabled")
+        assert (*wanted, "is_grad_enabled") == cls.PARAMETERS
         with pytest.raises(TypeError, match="apply: got 2 arguments, wanted q"):
             cls.apply(1, 2)

@@ -29,7 +29,7 @@ _KERNEL = schema.ObjectSchema(
     {
         "signature": schema.number(whole=True),
         "code": schema.ObjectSchema({**_PLACE, "at": schema.number(most=_MAX_CODE, whole=True)}),
-        "isa": schema.table(_TEXT, schema.number(whole=True), 1000),
+        "isa": schema.MapSchema(schema.number(whole=True), 1000, _TEXT),
     },
     others=True,
 )

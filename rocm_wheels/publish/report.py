@@ -9,7 +9,7 @@ from typing import Any
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.versions import Versions
-from rocm_wheels.schema import ListSchema, ObjectSchema, none_or, number, one_of, problems, shown, table, text
+from rocm_wheels.schema import ListSchema, MapSchema, ObjectSchema, none_or, number, one_of, problems, shown, text
 from rocm_wheels.schema import load as load_json
 
 REMEDY = "Ask for a run of `python -m flash_attn.selftest` with the wheel as it was published."
@@ -22,7 +22,6 @@ DEVICE = text(64, r"[A-Za-z0-9][A-Za-z0-9 ./()+_-]*")
 _SENTENCE = text(300, empty=True)
 _ERROR = none_or(number(most=1e6))
 _TIME = none_or(number(most=1e7))
-_ANYTHING = text(2000, empty=True)
 _FREE = none_or(lambda value: isinstance(value, str) and len(value) <= 4000)  # not shown to users
 
 _WHEEL = ObjectSchema(
@@ -45,7 +44,7 @@ _MACHINE = ObjectSchema(
         "python": _VERSION,
         "torch": _VERSION,
         "hip": none_or(_VERSION),
-        "variables": table(text(64, r"[A-Z0-9_]+"), text(64, r"[A-Za-z0-9.,_:-]+", empty=True), 16),
+        "variables": MapSchema(text(64, r"[A-Za-z0-9.,_:-]+", empty=True), 16, text(64, r"[A-Z0-9_]+")),
     },
     {
         "memory_mib": number(whole=True),
@@ -53,7 +52,7 @@ _MACHINE = ObjectSchema(
         "emulator": _NAME,
         "system": _FREE,
         "cuda": none_or(_VERSION),
-        "triton": table(_NAME, _VERSION, 8),
+        "triton": MapSchema(_VERSION, 8, _NAME),
     },
 )
 _CHECK = ObjectSchema(

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +54,24 @@ WINDOWS = "on Windows"  # what wheel_tests/on_windows.py saw; only in the report
 # The universal wheel is tested with more combinations, one stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
-_MAX_WRONG = 10  # limit of the fields that a message names
+_MAX_WRONG = 10  # limit of the problems that a message names
 _TEXT = schema.prose(10_000)
 _NUMBER = schema.number()
-_DEVICE = schema.text(100)
 _TARGET = schema.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?")
 _TITLE = schema.text(200)
-_ENVIRONMENT = schema.table(_TITLE, schema.none_or(schema.prose(500)), 40)
+_DIGEST = schema.text(64, r"[0-9a-f]{64}")
 
 
-def _is_environment(value: Any) -> bool:
-    return _ENVIRONMENT(value) and all(_TITLE(value.get(name)) for name in ("device", "torch", "flash_attn", "python"))
+def _is_status(value: Any) -> bool:
+    return _TEXT(value) and (value in (PASSED, FAILED) or value.startswith(_NOT_RUN))
+
+
+def _is_stage(name: Any) -> bool:
+    return name in (*STAGES, SELFTEST, WINDOWS) or bool(_COMBINATION.fullmatch(name))
 
 
 # The format that benchmarks/trend.py writes.
+_FACT = schema.none_or(schema.prose(500))
 _COMPARISON = schema.ObjectSchema(
     {
         **dict.fromkeys(("device", "benchmark", "figure", "baseline_date", "status"), _TITLE),
@@ -76,7 +80,9 @@ _COMPARISON = schema.ObjectSchema(
 )
 BENCHMARKS = schema.ObjectSchema(
     {
-        "environment": _is_environment,
+        "environment": schema.MapSchema(
+            _FACT, 40, _TITLE, dict.fromkeys(("device", "torch", "flash_attn", "python"), _TITLE)
+        ),
         "bound": _NUMBER,
         "regressions": schema.number(whole=True),
         "comparisons": schema.ListSchema(_COMPARISON, 10_000),
@@ -84,8 +90,41 @@ BENCHMARKS = schema.ObjectSchema(
         "without_baseline": schema.ListSchema(_TITLE, 10_000),
     }
 )
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?|")
+_DETAILS = schema.ObjectSchema(
+    {},
+    {
+        **dict.fromkeys(("time", "run"), _TEXT),
+        "worst error": schema.MapSchema(_NUMBER, 1000, _TEXT),
+        "devices": schema.ListSchema(
+            schema.ObjectSchema({"name": schema.text(100), "target": _TARGET}, others=True), 1000
+        ),
+    },
+    others=True,
+)
+_STAGE = schema.ObjectSchema({"status": _is_status}, {"seconds": _NUMBER, "details": _DETAILS})
+_FAILURES = schema.ListSchema(_TEXT, 100_000)
+_GPU_REPORT = schema.ObjectSchema(
+    {"stages": schema.ObjectSchema({GPU: _STAGE}, {SELFTEST: _STAGE}), "failures": _FAILURES}
+)
+_VERDICT = schema.ObjectSchema(
+    {
+        "ok": schema.one_of(True, False),
+        **dict.fromkeys(("wheel", "torch_source", "python", "platform"), _TEXT),
+        **dict.fromkeys(("sha256", "contents"), _DIGEST),
+        "commit": schema.text(50, r"[0-9a-f]{40}(-dirty)?", empty=True),
+        "size": schema.number(whole=True),
+        "cell": schema.MapSchema(_TEXT, 1000, _TEXT),
+        "tests": schema.MapSchema(schema.number(whole=True), 1000, _TEXT),
+        "targets": schema.ListSchema(_TARGET, 1000),
+        "failures": _FAILURES,
+        "stages": schema.MapSchema(_STAGE, 1000, _is_stage),
+    },
+    {
+        "beside": schema.MapSchema(_DIGEST, 1000, _TEXT),
+        "benchmarks": BENCHMARKS,
+        "gpus": schema.MapSchema(_GPU_REPORT, 1000, _TEXT),
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,22 +377,14 @@ def parse(name: str, content: bytes) -> Verdict:
 
     Raises DataError if it does not have the format of `Verdict.write`, or if its result contradicts its stages.
     """
-    if len(content) > _MAX_BYTES:
-        raise DataError(f"{name} is not a verdict: it has {len(content)} bytes")
-    found = schema.load(name, content, _MAX_BYTES)
-    known = {"ok"} | {each.name for each in fields(Verdict)}
-    if not isinstance(found, dict) or (missing := sorted(known - found.keys() - {"beside", "benchmarks", "gpus"})):
-        what = ", ".join(missing) if isinstance(found, dict) else "fields"
-        raise DataError(f"{name} is not a verdict: it has no {what}")
-    if wrong := [*_wrong(found), *map(_named, sorted(found.keys() - known))]:
-        raise DataError(
-            f"{name} is not a verdict: {', '.join(wrong[:_MAX_WRONG])} has not the form that `build` writes"
-        )
-    ok = found.pop("ok")
-    stages = {stage: Stage(**entry) for stage, entry in found["stages"].items()}
-    lists = {key: tuple(found[key]) for key in ("targets", "failures")}
-    gpus = {gpu: _gpu_report(entry) for gpu, entry in found.get("gpus", {}).items()}
-    verdict = Verdict(**{**found, **lists, "stages": stages, "gpus": gpus})
+    report = schema.load(name, content, _MAX_BYTES)
+    if wrong := list(schema.problems(report, _VERDICT)):
+        raise DataError(f"{name} is not a verdict as `build` writes it: {'; '.join(wrong[:_MAX_WRONG])}")
+    ok = report.pop("ok")
+    stages = {stage: Stage(**entry) for stage, entry in report["stages"].items()}
+    lists = {key: tuple(report[key]) for key in ("targets", "failures")}
+    gpus = {gpu: _gpu_report(entry) for gpu, entry in report.get("gpus", {}).items()}
+    verdict = Verdict(**{**report, **lists, "stages": stages, "gpus": gpus})
     if ok != verdict.ok:
         unmet = ", ".join(f"{stage}: {entry.status}" for stage, entry in verdict.unmet()) or "nothing is unmet"
         raise DataError(f"{name} says ok: {str(ok).lower()}, but {unmet}", remedy="Build the wheel again.")
@@ -363,84 +394,3 @@ def parse(name: str, content: bytes) -> Verdict:
 def _gpu_report(entry: Mapping[str, Any]) -> GpuReport:
     stages = {stage: Stage(**each) for stage, each in entry["stages"].items()}
     return GpuReport(stages=stages, failures=tuple(entry["failures"]))
-
-
-def _wrong(found: Mapping[str, Any]) -> list[str]:
-    """The fields that do not have the format of `Verdict.write`."""
-    texts = ("wheel", "torch_source", "python", "platform")
-    checks = {
-        "ok": isinstance(found["ok"], bool),
-        **{name: _TEXT(found[name]) for name in texts},
-        **{name: _matches(_DIGEST, found[name]) for name in ("sha256", "contents")},
-        "commit": _matches(_COMMIT, found["commit"]),
-        "size": _is_count(found["size"]),
-        "cell": _is_table(found["cell"], _TEXT),
-        "tests": _is_table(found["tests"], _is_count),
-        "beside": _is_table(found.get("beside", {}), lambda value: _matches(_DIGEST, value)),
-        "benchmarks": "benchmarks" not in found or not list(schema.problems(found["benchmarks"], BENCHMARKS)),
-        "gpus": _is_table(found.get("gpus", {}), _is_gpu_report),
-        "targets": isinstance(found["targets"], list),
-        "failures": isinstance(found["failures"], list),
-        "stages": isinstance(found["stages"], dict),
-    }
-    wrong = [name for name, good in checks.items() if not good]
-    for name, good in (("targets", _TARGET), ("failures", _TEXT)):
-        if checks[name]:
-            wrong += [f"{name}/{schema.shown(each)}" for each in found[name] if not good(each)]
-    if checks["stages"]:
-        known = {
-            stage for stage in found["stages"] if stage in (*STAGES, SELFTEST, WINDOWS) or _COMBINATION.fullmatch(stage)
-        }
-        wrong += [f"stages/{stage}" for stage in known if not _is_stage(found["stages"][stage])]
-        wrong += [f"stages/{schema.shown(stage)}" for stage in found["stages"] if stage not in known]
-    return wrong
-
-
-def _named(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() else schema.shown(name)
-
-
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= schema.MAX_NUMBER
-
-
-def _is_table(value: object, good: Any) -> bool:
-    return isinstance(value, dict) and all(_TEXT(name) and good(each) for name, each in value.items())
-
-
-def _is_gpu_report(entry: object) -> bool:
-    """Whether it has the format of a GpuReport."""
-    if not isinstance(entry, dict) or entry.keys() != {"stages", "failures"}:
-        return False
-    stages, failures = entry["stages"], entry["failures"]
-    return (
-        isinstance(stages, dict)
-        and GPU in stages
-        and all(name in (GPU, SELFTEST) and _is_stage(stage) for name, stage in stages.items())
-        and isinstance(failures, list)
-        and all(map(_TEXT, failures))
-    )
-
-
-def _is_stage(entry: object) -> bool:
-    """Whether it has the format of a Stage, with the details that are read."""
-    details = entry.get("details", {}) if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or not isinstance(details, dict) or entry.keys() - {"status", "seconds", "details"}:
-        return False
-    status, devices = entry.get("status"), details.get("devices", [])
-    return (
-        isinstance(status, str)
-        and _TEXT(status)
-        and (status in (PASSED, FAILED) or status.startswith(_NOT_RUN))
-        and _NUMBER(entry.get("seconds", 0))
-        and _is_table(details.get("worst error", {}), _NUMBER)
-        and all(_TEXT(name) for name in details)
-        and all(_TEXT(details.get(name, "")) for name in ("time", "run"))
-        and isinstance(devices, list)
-        and all(isinstance(device, dict) for device in devices)
-        and all(_DEVICE(device.get("name")) and _TARGET(device.get("target")) for device in devices)
-    )
