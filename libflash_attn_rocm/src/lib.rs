@@ -110,6 +110,16 @@ fn launch_plan(plan: &Plan, call: &Call, scratch: *mut c_void, bytes: usize, str
     unsafe { plan.launch(&stream, call, scratch) }
 }
 
+fn scratch_bytes(opened: &Opened, call: &Call, bytes: &mut usize) -> Result<()> {
+    *bytes = call.scratch_bytes(&opened.kernels)?;
+    Ok(())
+}
+
+fn scratch_bytes_up_to(opened: &Opened, call: &Call, bytes: &mut usize) -> Result<()> {
+    *bytes = call.scratch_bytes_up_to(&opened.kernels)?;
+    Ok(())
+}
+
 /// Writes a new plan of a call to an address.
 fn make_plan(opened: &Opened, call: &Call, plan: &mut *mut Plan) -> Result<()> {
     *plan = std::ptr::null_mut();
@@ -176,62 +186,53 @@ pub unsafe extern "C" fn flash_attn_rocm_target(opened: *const Opened) -> *const
     unsafe { opened.as_ref() }.map_or(c"".as_ptr(), |opened| opened.target.as_ptr())
 }
 
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_forward_scratch(
-    opened: *const Opened,
-    call: *const ForwardCall,
-    bytes: *mut usize,
-) -> c_int {
-    answer(|| {
-        // SAFETY: the header's promises about the three addresses.
-        let (opened, call) = unsafe { (pointed("opened", opened)?, ForwardCall::read(call)?) };
-        // SAFETY: as above.
-        *unsafe { written("bytes", bytes) }? = call.scratch_bytes(&opened.kernels)?;
-        Ok(())
-    })
+/// Functions that launch a call: with a GPU's kernels or with a plan.
+macro_rules! launching {
+    ($($function:ident: $name:literal $Owner:ident, $Call:ident, $launch:ident;)*) => {$(
+        /// See the header.
+        #[no_mangle]
+        pub unsafe extern "C" fn $function(
+            owner: *const $Owner,
+            call: *const $Call,
+            scratch: *mut c_void,
+            bytes: usize,
+            stream: *mut c_void,
+        ) -> c_int {
+            // SAFETY: the header's promises about the two addresses.
+            answer(|| unsafe { $launch(pointed($name, owner)?, &$Call::read(call)?, scratch, bytes, stream) })
+        }
+    )*};
 }
 
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_backward_scratch(
-    opened: *const Opened,
-    call: *const BackwardCall,
-    bytes: *mut usize,
-) -> c_int {
-    answer(|| {
-        // SAFETY: the header's promises about the three addresses.
-        let (opened, call) = unsafe { (pointed("opened", opened)?, BackwardCall::read(call)?) };
-        // SAFETY: as above.
-        *unsafe { written("bytes", bytes) }? = call.scratch_bytes(&opened.kernels)?;
-        Ok(())
-    })
+launching! {
+    flash_attn_rocm_forward: "opened" Opened, ForwardCall, launch;
+    flash_attn_rocm_backward: "opened" Opened, BackwardCall, launch;
+    flash_attn_rocm_plan_forward: "plan" Plan, ForwardCall, launch_plan;
+    flash_attn_rocm_plan_backward: "plan" Plan, BackwardCall, launch_plan;
 }
 
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_forward(
-    opened: *const Opened,
-    call: *const ForwardCall,
-    scratch: *mut c_void,
-    bytes: usize,
-    stream: *mut c_void,
-) -> c_int {
-    // SAFETY: the header's promises about the two addresses.
-    answer(|| unsafe { launch(pointed("opened", opened)?, &ForwardCall::read(call)?, scratch, bytes, stream) })
+/// Functions that compute something about a call before its launch, and write it.
+macro_rules! describing {
+    ($($function:ident: $Call:ident, $name:literal $Result:ty, $describe:ident;)*) => {$(
+        /// See the header.
+        #[no_mangle]
+        pub unsafe extern "C" fn $function(opened: *const Opened, call: *const $Call, result: *mut $Result) -> c_int {
+            answer(|| {
+                // SAFETY: the header's promises about the three addresses.
+                let (opened, call) = unsafe { (pointed("opened", opened)?, $Call::read(call)?) };
+                // SAFETY: as above.
+                $describe(opened, &call, unsafe { written($name, result) }?)
+            })
+        }
+    )*};
 }
 
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_backward(
-    opened: *const Opened,
-    call: *const BackwardCall,
-    scratch: *mut c_void,
-    bytes: usize,
-    stream: *mut c_void,
-) -> c_int {
-    // SAFETY: the header's promises about the two addresses.
-    answer(|| unsafe { launch(pointed("opened", opened)?, &BackwardCall::read(call)?, scratch, bytes, stream) })
+describing! {
+    flash_attn_rocm_forward_scratch: ForwardCall, "bytes" usize, scratch_bytes;
+    flash_attn_rocm_backward_scratch: BackwardCall, "bytes" usize, scratch_bytes;
+    flash_attn_rocm_forward_scratch_up_to: ForwardCall, "bytes" usize, scratch_bytes_up_to;
+    flash_attn_rocm_forward_plan: ForwardCall, "plan" *mut Plan, make_plan;
+    flash_attn_rocm_backward_plan: BackwardCall, "plan" *mut Plan, make_plan;
 }
 
 /// See the header.
@@ -253,73 +254,9 @@ pub unsafe extern "C" fn flash_attn_rocm_append(
 
 /// See the header.
 #[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_forward_scratch_up_to(
-    opened: *const Opened,
-    call: *const ForwardCall,
-    bytes: *mut usize,
-) -> c_int {
-    answer(|| {
-        // SAFETY: the header's promises about the three addresses.
-        let (opened, call) = unsafe { (pointed("opened", opened)?, ForwardCall::read(call)?) };
-        // SAFETY: as above.
-        *unsafe { written("bytes", bytes) }? = call.scratch_bytes_up_to(&opened.kernels)?;
-        Ok(())
-    })
-}
-
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_forward_plan(
-    opened: *const Opened,
-    call: *const ForwardCall,
-    plan: *mut *mut Plan,
-) -> c_int {
-    // SAFETY: the header's promises about the three addresses.
-    answer(|| unsafe { make_plan(pointed("opened", opened)?, &ForwardCall::read(call)?, written("plan", plan)?) })
-}
-
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_backward_plan(
-    opened: *const Opened,
-    call: *const BackwardCall,
-    plan: *mut *mut Plan,
-) -> c_int {
-    // SAFETY: the header's promises about the three addresses.
-    answer(|| unsafe { make_plan(pointed("opened", opened)?, &BackwardCall::read(call)?, written("plan", plan)?) })
-}
-
-/// See the header.
-#[no_mangle]
 pub unsafe extern "C" fn flash_attn_rocm_plan_scratch(plan: *const Plan) -> usize {
     // SAFETY: the address is null or of a plan.
     unsafe { plan.as_ref() }.map_or(0, Plan::scratch_bytes)
-}
-
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_plan_forward(
-    plan: *const Plan,
-    call: *const ForwardCall,
-    scratch: *mut c_void,
-    bytes: usize,
-    stream: *mut c_void,
-) -> c_int {
-    // SAFETY: the header's promises about the two addresses.
-    answer(|| unsafe { launch_plan(pointed("plan", plan)?, &ForwardCall::read(call)?, scratch, bytes, stream) })
-}
-
-/// See the header.
-#[no_mangle]
-pub unsafe extern "C" fn flash_attn_rocm_plan_backward(
-    plan: *const Plan,
-    call: *const BackwardCall,
-    scratch: *mut c_void,
-    bytes: usize,
-    stream: *mut c_void,
-) -> c_int {
-    // SAFETY: the header's promises about the two addresses.
-    answer(|| unsafe { launch_plan(pointed("plan", plan)?, &BackwardCall::read(call)?, scratch, bytes, stream) })
 }
 
 /// See the header.

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::call::{Call, Row, Rows, Sequence};
 use super::element::{Element, Widened};
-use super::forward::{blocks, read_turned};
+use super::forward::{blocks, dispatched, read_turned};
 use super::product::{add_product, exp, scale, Left, LANES};
 use super::{SCRATCH, TASKS};
 use crate::memory::{collect, room, zeros, Result};
@@ -226,18 +226,7 @@ struct QueryKernel<'a> {
     rows: Rows,
 }
 
-impl WithSimd for QueryKernel<'_> {
-    type Output = Result<Vec<f32>>;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
-        if S::F32_LANES > 1 {
-            self.run::<true>()
-        } else {
-            self.run::<false>()
-        }
-    }
-}
+dispatched!(QueryKernel -> Vec<f32>);
 
 impl QueryKernel<'_> {
     #[inline(always)]
@@ -277,18 +266,7 @@ struct KeyKernel<'a> {
     keys: Range<usize>,
 }
 
-impl WithSimd for KeyKernel<'_> {
-    type Output = Result<[Vec<f32>; 2]>;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
-        if S::F32_LANES > 1 {
-            self.run::<true>()
-        } else {
-            self.run::<false>()
-        }
-    }
-}
+dispatched!(KeyKernel -> [Vec<f32>; 2]);
 
 impl KeyKernel<'_> {
     #[inline(always)]
@@ -367,18 +345,7 @@ impl QueryTile {
     }
 }
 
-impl WithSimd for HeadKernel<'_> {
-    type Output = Result<Vec<QueryTile>>;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
-        if S::F32_LANES > 1 {
-            self.run::<true>()
-        } else {
-            self.run::<false>()
-        }
-    }
-}
+dispatched!(HeadKernel -> Vec<QueryTile>);
 
 impl HeadKernel<'_> {
     #[inline(always)]

@@ -27,29 +27,22 @@ impl Element for f32 {
     }
 }
 
-impl Element for f16 {
-    const DTYPE: Dtype = Dtype::F16;
+macro_rules! half_element {
+    ($($Half:ident $DTYPE:ident),*) => {$(
+        impl Element for $Half {
+            const DTYPE: Dtype = Dtype::$DTYPE;
 
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
+            fn widen(from: &[Self], to: &mut [f32]) {
+                from.convert_to_f32_slice(to);
+            }
 
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
-    }
+            fn narrow(from: &[f32], to: &mut [Self]) {
+                to.convert_from_f32_slice(from);
+            }
+        }
+    )*};
 }
-
-impl Element for bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
-
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
-    }
-}
+half_element!(f16 F16, bf16 Bf16);
 
 /// Where the elements of a `(batch, row, head, dim)` tensor lie, in elements.
 ///

@@ -97,6 +97,26 @@ pub(super) fn read_turned(
     Ok(())
 }
 
+/// A kernel that runs with the vector extensions of this machine.
+macro_rules! dispatched {
+    ($Kernel:ident -> $Output:ty) => {
+        impl WithSimd for $Kernel<'_> {
+            type Output = Result<$Output>;
+
+            #[inline(always)]
+            fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
+                // Every vector extension that `pulp` detects has fused multiplication and addition.
+                if S::F32_LANES > 1 {
+                    self.run::<true>()
+                } else {
+                    self.run::<false>()
+                }
+            }
+        }
+    };
+}
+pub(super) use dispatched;
+
 /// Gives rows of the result, [`Call::columns`] apart, and the logarithms of their sums.
 struct Kernel<'a> {
     call: &'a Call,
@@ -106,19 +126,7 @@ struct Kernel<'a> {
     rows: Rows,
 }
 
-impl WithSimd for Kernel<'_> {
-    type Output = Result<(Vec<f32>, Vec<f32>)>;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
-        // Every vector extension that `pulp` detects has fused multiplication and addition.
-        if S::F32_LANES > 1 {
-            self.run::<true>()
-        } else {
-            self.run::<false>()
-        }
-    }
-}
+dispatched!(Kernel -> (Vec<f32>, Vec<f32>));
 
 impl Kernel<'_> {
     #[inline(always)]
