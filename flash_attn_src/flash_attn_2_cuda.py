@@ -9,13 +9,12 @@ from instead of torch's own; from 2.8.4 on it has to be None, as upstream.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from flash_attn import backends
-from flash_attn.api import BEFORE_2_7, SINCE_2_8_4, parameters
+from flash_attn.api import BEFORE_2_7, SINCE_2_8_4, by_name, parameters
 from flash_attn.arguments import (
     as_int,
     check_alike,
@@ -38,31 +37,54 @@ from torch.compiler import is_compiling
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 # Before 2.7 a forward also returned q, k, v and out as padded.
 _RETURNS_INPUTS = BEFORE_2_7
 _TAKES_GENERATOR = not SINCE_2_8_4
 
 
-def _plain(function: Function) -> Function:
-    """A function whose tensors' memory is read as it is: it refuses tensor subclasses and transforms of torch.func."""
-    names = tuple(inspect.signature(function).parameters)
+_Named = dict[str, Any]
+# An argument's name -> the name of the call's field or option, where it is another one without the underscore.
+_FIELDS = {
+    "kcache": "k_cache", "vcache": "v_cache", "seqlens_k": "cache_seqlens", "p_dropout": "dropout_p",
+    "is_causal": "causal", "is_rotary_interleaved": "rotary_interleaved", "gen": "generator",
+}  # fmt: skip
+_OPTIONS = "is_causal window_size_left window_size_right softcap"
+_LENGTHS = "max_seqlen_q max_seqlen_k"
+_GRADIENTS = "dout q k v out softmax_lse dq_? dk_? dv_?"
+_SEEDS = {"gen_": None, "rng_state": None}
 
-    @functools.wraps(function)
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
-            refuse_transforms(f"flash_attn_2_cuda.{function.__name__}")
-        if not is_compiling():
-            for name, x in (*zip(names, args, strict=False), *kwargs.items()):
-                if not is_plain(x):
+
+def _extension(
+    names: str, defaults: dict[str, Any] | None = None
+) -> Callable[[Callable[[_Named], list[torch.Tensor]]], Callable[..., list[torch.Tensor]]]:
+    """Make a function of a call's fields by name take upstream's parameters.
+
+    Tensors' memory is read as it is: the function refuses tensor subclasses and transforms of torch.func.
+    """
+
+    def decorate(function: Callable[[_Named], list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+        @functools.wraps(function)
+        def plain(named: _Named) -> list[torch.Tensor]:
+            if torch._C._are_functorch_transforms_active():
+                refuse_transforms(f"flash_attn_2_cuda.{function.__name__}")
+            for name, x in named.items():
+                if not is_compiling() and not is_plain(x):
                     raise TypeError(
                         f"{name}: got {type(x).__name__}, wanted a torch.Tensor: tensor subclasses go to the functions "
                         "of flash_attn"
                     )
-        return function(*args, **kwargs)
+            fields = {_FIELDS.get(name.rstrip("_"), name.rstrip("_")): x for name, x in named.items()}
+            fields["window_size"] = fields.pop("window_size_left"), fields.pop("window_size_right")
+            for name in _LENGTHS.split():
+                if name in fields:
+                    fields[name] = as_int(name, fields[name])
+            if "zero_tensors" in fields:
+                diagnose_switches(None, zero_tensors=fields.pop("zero_tensors"))
+            return function(fields)
 
-    return plain  # type: ignore[return-value]
+        return by_name(names, defaults)(plain)
+
+    return decorate
 
 
 def _check(
@@ -104,186 +126,71 @@ def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[tor
     return [out, softmax_lse, dmask, rng_state]
 
 
-@_plain
-def fwd(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out_: torch.Tensor | None,
-    alibi_slopes_: torch.Tensor | None,
-    p_dropout: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    return_softmax: bool,
-    gen_: torch.Generator | None = None,
-) -> list[torch.Tensor]:
+@_extension(f"q k v out_? alibi_slopes_? p_dropout softmax_scale {_OPTIONS} return_softmax gen_?", {"gen_": None})
+def fwd(fields: _Named) -> list[torch.Tensor]:
     """[out, softmax_lse, S_dmask, rng_state]; 2.6: [out, q, k, v, out, softmax_lse, S_dmask, rng_state]."""
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
-        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
-    )  # fmt: skip
+    generator = fields.pop("generator")
+    call = attention_call(**fields)
     check_dense(call)
-    _check(q, v, softmax_scale, out_, gen_)
-    return _forward(call, gen_)
+    _check(call.q, call.v, fields["softmax_scale"], call.out, generator)
+    return _forward(call, generator)
 
 
-@_plain
 @parameters(since={"num_splits": "2.8.4"})
-def varlen_fwd(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out_: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    seqused_k: torch.Tensor | None,
-    leftpad_k_: torch.Tensor | None,
-    block_table_: torch.Tensor | None,
-    alibi_slopes_: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    p_dropout: float,
-    softmax_scale: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    return_softmax: bool,
-    gen_: torch.Generator | None = None,
-    num_splits: int = 0,
-) -> list[torch.Tensor]:
+@_extension(
+    "q k v out_? cu_seqlens_q cu_seqlens_k seqused_k? leftpad_k_? block_table_? alibi_slopes_? "
+    f"{_LENGTHS} p_dropout softmax_scale zero_tensors {_OPTIONS} return_softmax gen_? num_splits",
+    {"gen_": None, "num_splits": 0},
+)
+def varlen_fwd(fields: _Named) -> list[torch.Tensor]:
     """As `fwd`, for packed sequences. num_splits: speed only; RuntimeError above 1 with block_table_, as upstream."""
-    check_num_splits(num_splits, block_table_)
-    max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
-        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        seqused_k=seqused_k, leftpad_k=leftpad_k_, block_table=block_table_,
-    )  # fmt: skip
+    check_num_splits(fields.pop("num_splits"), fields["block_table"])
+    generator = fields.pop("generator")
+    call = attention_call(**fields)
     check_varlen(call)
-    check_per_sequence(q, call.batch, seqused_k=seqused_k, leftpad_k=leftpad_k_)
-    diagnose_switches(None, zero_tensors=zero_tensors)
-    _check(q, v, softmax_scale, out_, gen_)
-    return _forward(call, gen_)
+    check_per_sequence(call.q, call.batch, seqused_k=call.seqused_k, leftpad_k=call.leftpad_k)
+    _check(call.q, call.v, fields["softmax_scale"], call.out, generator)
+    return _forward(call, generator)
 
 
-@_plain
-def bwd(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq_: torch.Tensor | None,
-    dk_: torch.Tensor | None,
-    dv_: torch.Tensor | None,
-    alibi_slopes_: torch.Tensor | None,
-    p_dropout: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    deterministic: bool,
-    gen_: torch.Generator | None = None,
-    rng_state: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
+def _backward(fields: _Named, check: Callable[[AttentionCall], None]) -> list[torch.Tensor]:
+    dout, out, softmax_lse, *gradients = (fields.pop(name) for name in ("dout", "out", "softmax_lse", "dq", "dk", "dv"))
+    generator = fields.pop("generator")
+    call = attention_call(**fields)
+    check(call)
+    _check(call.q, call.v, fields["softmax_scale"], None, generator)
+    into = check_gradients(call, dout, out, softmax_lse, tuple(gradients))
+    softmax_d = backends.select(call.q).backward(into)
+    return [into.dq, into.dk, into.dv, softmax_d]
+
+
+@_extension(f"{_GRADIENTS} alibi_slopes_? p_dropout softmax_scale {_OPTIONS} deterministic gen_? rng_state?", _SEEDS)
+def bwd(fields: _Named) -> list[torch.Tensor]:
     """[dq, dk, dv, softmax_d], in the gradients given, or new ones. ValueError for dropout without rng_state."""
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
-        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, deterministic=deterministic,
-        rng_state=rng_state,
-    )  # fmt: skip
-    check_dense(call)
-    _check(q, v, softmax_scale, None, gen_)
-    gradients = check_gradients(call, dout, out, softmax_lse, (dq_, dk_, dv_))
-    softmax_d = backends.select(q).backward(gradients)
-    return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
+    return _backward(fields, check_dense)
 
 
-@_plain
-def varlen_bwd(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq_: torch.Tensor | None,
-    dk_: torch.Tensor | None,
-    dv_: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    alibi_slopes_: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    p_dropout: float,
-    softmax_scale: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    deterministic: bool,
-    gen_: torch.Generator | None = None,
-    rng_state: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
+@_extension(
+    f"{_GRADIENTS} cu_seqlens_q cu_seqlens_k alibi_slopes_? {_LENGTHS} p_dropout softmax_scale zero_tensors {_OPTIONS} "
+    "deterministic gen_? rng_state?",
+    _SEEDS,
+)
+def varlen_bwd(fields: _Named) -> list[torch.Tensor]:
     """As `bwd`, for packed sequences."""
-    max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    call = attention_call(
-        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
-        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, deterministic=deterministic,
-        rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )  # fmt: skip
-    check_varlen(call)
-    diagnose_switches(None, zero_tensors=zero_tensors)
-    _check(q, v, softmax_scale, None, gen_)
-    gradients = check_gradients(call, dout, out, softmax_lse, (dq_, dk_, dv_))
-    softmax_d = backends.select(q).backward(gradients)
-    return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
+    return _backward(fields, check_varlen)
 
 
-@_plain
-def fwd_kvcache(
-    q: torch.Tensor,
-    kcache: torch.Tensor,
-    vcache: torch.Tensor,
-    k_: torch.Tensor | None,
-    v_: torch.Tensor | None,
-    seqlens_k_: torch.Tensor | None,
-    rotary_cos_: torch.Tensor | None,
-    rotary_sin_: torch.Tensor | None,
-    cache_batch_idx_: torch.Tensor | None,
-    leftpad_k_: torch.Tensor | None,
-    block_table_: torch.Tensor | None,
-    alibi_slopes_: torch.Tensor | None,
-    out_: torch.Tensor | None,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    is_rotary_interleaved: bool,
-    num_splits: int,
-) -> list[torch.Tensor]:
+@_extension(
+    "q kcache vcache k_? v_? seqlens_k_? rotary_cos_? rotary_sin_? cache_batch_idx_? leftpad_k_? block_table_? "
+    f"alibi_slopes_? out_? softmax_scale {_OPTIONS} is_rotary_interleaved num_splits"
+)
+def fwd_kvcache(fields: _Named) -> list[torch.Tensor]:
     """[out, softmax_lse]; writes k_, v_ into the caches."""
-    call = cache_call(
-        q=q, k_cache=kcache, v_cache=vcache, softmax_scale=softmax_scale, k=k_, v=v_, rotary_cos=rotary_cos_,
-        rotary_sin=rotary_sin_, cache_seqlens=seqlens_k_, cache_batch_idx=cache_batch_idx_, cache_leftpad=leftpad_k_,
-        block_table=block_table_, causal=is_causal, window_size=(window_size_left, window_size_right), softcap=softcap,
-        rotary_interleaved=is_rotary_interleaved, alibi_slopes=alibi_slopes_, num_splits=num_splits, out=out_,
-    )  # fmt: skip
+    call = cache_call(cache_leftpad=fields.pop("leftpad_k"), **fields)
     check_kvcache(call, True)
-    check_whole(num_splits=num_splits)
-    _check(q, vcache, softmax_scale, out_)
+    check_whole(num_splits=call.num_splits)
+    _check(call.q, call.v_cache, fields["softmax_scale"], call.out)
     check_pages(call)
-    call.q = maybe_contiguous(q)
+    call.q = maybe_contiguous(call.q)
     out, softmax_lse = attend_to_cache(call)
     return [out, softmax_lse]

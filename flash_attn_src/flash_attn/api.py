@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from flash_attn.runtime.build_info import VERSION
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -49,5 +50,43 @@ def parameters(
 
         released.__signature__ = signature  # type: ignore[attr-defined]
         return released  # type: ignore[return-value]
+
+    return decorate
+
+
+def by_name(
+    names: str, defaults: dict[str, Any] | None = None
+) -> Callable[[Callable[[dict[str, Any]], _Result]], Callable[..., _Result]]:
+    """Make a function of one dict, arguments by name, take these parameters as upstream's function does.
+
+    For interfaces that hand on what they get: their parameters are data, not code. A name with "?" may be None. Raises
+    TypeError as Python does.
+    """
+    defaults = defaults or {}
+    every = tuple(name.rstrip("?") for name in names.split())
+    known = sorted(every)
+    signature = inspect.Signature([
+        inspect.Parameter(
+            name.rstrip("?"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=defaults.get(name.rstrip("?"), inspect.Parameter.empty),
+            annotation="object | None" if name.endswith("?") else "object",
+        )
+        for name in names.split()
+    ])  # fmt: skip
+
+    def decorate(function: Callable[[dict[str, Any]], _Result]) -> Callable[..., _Result]:
+        @functools.wraps(function)
+        def named(*args: Any, **kwargs: Any) -> _Result:
+            arguments = {**defaults, **dict(zip(every, args, strict=False)), **kwargs}
+            twice = [name for name in every[: len(args)] if name in kwargs]
+            if twice or len(args) > len(every) or sorted(arguments) != known:
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise TypeError(f"{function.__name__}() {error}") from None
+            return function(arguments)
+
+        named.__signature__ = signature  # type: ignore[attr-defined]
+        return named
 
     return decorate

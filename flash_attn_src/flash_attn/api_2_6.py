@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import pad
 
 from flash_attn import custom_ops
+from flash_attn.api import by_name
 from flash_attn.arguments import as_int, check_dense, check_varlen
-from flash_attn.calls import AttentionCall, Options, Window, maybe_contiguous
+from flash_attn.calls import attention_call, maybe_contiguous
 
+_OPTIONS = "dropout_p softmax_scale causal window_size softcap alibi_slopes?"
+_LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+_GRADIENTS = "dout q k v out softmax_lse dq? dk? dv?"
+# What is checked here; the ops check the rest.
+_CALL = frozenset(f"q k v {_LENGTHS} {_OPTIONS} return_softmax deterministic block_table".replace("?", "").split())
+
+_Named = dict[str, Any]
 Forward = tuple[torch.Tensor, ...]
 Backward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -24,137 +34,56 @@ def _padded(x: torch.Tensor, head_dim: int | None = None) -> torch.Tensor:
     return maybe_contiguous(pad(x, (0, missing)) if 0 < missing < 8 else x)
 
 
-def _flash_attn_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size: Window,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    return_softmax: bool,
-) -> Forward:
+def _checked(named: _Named) -> _Named:
+    """The arguments of a custom op, of a call that is checked: its lengths are ints, its window is two numbers."""
+    named = {name: as_int(name, x) if name in ("max_seqlen_q", "max_seqlen_k") else x for name, x in named.items()}
+    call = attention_call(**{name: x for name, x in named.items() if name in _CALL})
+    (check_varlen if "cu_seqlens_q" in named else check_dense)(call)
+    named["window_size_left"], named["window_size_right"] = call.options.window_size
+    del named["window_size"]
+    return named
+
+
+def _forward(named: _Named, op: Any) -> Forward:
+    named = _checked(named)
+    head_dim = named["v"].shape[-1]
+    named |= {name: _padded(named[name]) for name in "qkv"}
+    out, softmax_lse, dmask, rng_state = op(**named)
+    return out[..., :head_dim], named["q"], named["k"], named["v"], out, softmax_lse, dmask, rng_state
+
+
+def _backward(named: _Named, op: Any) -> Backward:
+    named = _checked(named)
+    named |= {name: _padded(named[name], named["v"].shape[-1]) for name in ("dout", "out")}
+    named |= {f"d{name}": torch.empty_like(named[name]) for name in "qkv" if named[f"d{name}"] is None}
+    softmax_d = op(**named)
+    return named["dq"], named["dk"], named["dv"], softmax_d
+
+
+@by_name(f"q k v {_OPTIONS} return_softmax")
+def _flash_attn_forward(named: _Named) -> Forward:
     """(out, q, k, v, out_padded, softmax_lse, S_dmask, rng_state): q, k, v, out_padded with their head dim padded."""
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, return_softmax=return_softmax)
-    check_dense(call)
-    left, right = call.options.window_size
-    head_dim = v.shape[-1]
-    q, k, v = _padded(q), _padded(k), _padded(v)
-    out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_forward(
-        q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax
-    )
-    return out[..., :head_dim], q, k, v, out, softmax_lse, dmask, rng_state
+    return _forward(named, custom_ops._flash_attn_forward)
 
 
-def _flash_attn_varlen_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: torch.Tensor | None = None,
-    leftpad_k: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-) -> Forward:
+@by_name(
+    f"q k v {_LENGTHS} {_OPTIONS} return_softmax block_table? leftpad_k? seqused_k?",
+    {"window_size": (-1, -1), "softcap": 0.0, "return_softmax": False}
+    | dict.fromkeys(("alibi_slopes", "block_table", "leftpad_k", "seqused_k")),
+)
+def _flash_attn_varlen_forward(named: _Named) -> Forward:
     """The same for packed sequences."""
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(
-        q, k, v, options, return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
-        block_table=block_table,
-    )  # fmt: skip
-    check_varlen(call)
-    left, right = call.options.window_size
-    head_dim = v.shape[-1]
-    q, k, v = _padded(q), _padded(k), _padded(v)
-    out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_varlen_forward(
-        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
-        *(left, right, softcap, alibi_slopes, return_softmax, block_table, leftpad_k, seqused_k),
-    )
-    return out[..., :head_dim], q, k, v, out, softmax_lse, dmask, rng_state
+    return _forward(named, custom_ops._flash_attn_varlen_forward)
 
 
-def _flash_attn_backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size: Window,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    rng_state: torch.Tensor | None = None,
-) -> Backward:
+@by_name(f"{_GRADIENTS} {_OPTIONS} deterministic rng_state?", {"rng_state": None})
+def _flash_attn_backward(named: _Named) -> Backward:
     """Writes dq, dk, dv, new ones for None; returns (dq, dk, dv, softmax_d). dout and out may lack the padding of q,
     k, v."""
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic)
-    check_dense(call)
-    left, right = call.options.window_size
-    dout, out = (_padded(x, v.shape[-1]) for x in (dout, out))
-    dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
-    softmax_d = custom_ops._flash_attn_backward(
-        *(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, left, right),
-        *(softcap, alibi_slopes, deterministic, rng_state),
-    )
-    return dq, dk, dv, softmax_d
+    return _backward(named, custom_ops._flash_attn_backward)
 
 
-def _flash_attn_varlen_backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size: Window,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    rng_state: torch.Tensor | None = None,
-) -> Backward:
+@by_name(f"{_GRADIENTS} {_LENGTHS} {_OPTIONS} deterministic rng_state?", {"rng_state": None})
+def _flash_attn_varlen_backward(named: _Named) -> Backward:
     """The same for packed sequences."""
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(
-        q, k, v, options, deterministic, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
-    )  # fmt: skip
-    check_varlen(call)
-    left, right = call.options.window_size
-    dout, out = (_padded(x, v.shape[-1]) for x in (dout, out))
-    dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
-    softmax_d = custom_ops._flash_attn_varlen_backward(
-        *(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-        *(dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, deterministic, rng_state),
-    )
-    return dq, dk, dv, softmax_d
+    return _backward(named, custom_ops._flash_attn_varlen_backward)

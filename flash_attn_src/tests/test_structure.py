@@ -31,10 +31,8 @@ LAYERS = (
 MOST_PARAMETERS = 12
 # The functions that may have more, by file: their signatures are upstream's, or the schemas of custom ops.
 LONG_SIGNATURES = {
-    "api_2_6.py": {"_flash_attn_backward", "_flash_attn_varlen_backward", "_flash_attn_varlen_forward"},
-    "autograd.py": {"forward"},
     "cute/interface.py": {"flash_attn_func", "flash_attn_varlen_func"},
-    "custom_ops/attention.py": {"_flash_attn_varlen_forward", "_flash_attn_varlen_forward_fake"},
+    "custom_ops/attention.py": {"_flash_attn_varlen_forward"},
     "custom_ops/backward.py": {"_flash_attn_backward", "_flash_attn_varlen_backward"},
     "fa3/backward.py": {"_flash_attn_backward"},
     "fa3/split_kv.py": {"get_scheduler_metadata"},
@@ -49,7 +47,7 @@ LONG_SIGNATURES = {
     "sdpa/aten.py": {"_backward", "_sdpa_backward"},
     "ops/fused_dense.py": {"__init__"},
     "ops/layer_norm.py": {"dropout_add_layer_norm_subset"},
-    "ops/triton/layer_norm.py": {"layer_norm_fn", "layer_norm_ref", "rms_norm_fn", "rms_norm_ref"},
+    "ops/triton/layer_norm.py": {"layer_norm_fn", "rms_norm_fn"},
 }  # fmt: skip
 
 

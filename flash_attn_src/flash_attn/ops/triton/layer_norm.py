@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from flash_attn.api import parameters
+from flash_attn.api import by_name, parameters
 from flash_attn.memory import check_outputs, refuse_shared
 from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
@@ -173,7 +173,7 @@ def layer_norm_linear_fn(
     return (out, z) if prenorm else out
 
 
-def _by_pytorch(is_rms: bool, arguments: dict[str, Any]) -> Result:
+def _reference(is_rms: bool, arguments: dict[str, Any]) -> Result:
     """What the two references share: the parts of layer_norm_fn, each rounded to x's dtype unless upcast."""
     names = ("x", "weight", "bias", "residual", "x1", "weight1", "bias1", "eps", "dropout_p", "rowscale")
     _check(**{name: arguments[name] for name in names})
@@ -211,48 +211,27 @@ def _dropped(x: torch.Tensor, p: float, kept: torch.Tensor | None) -> torch.Tens
     return _dropout(x, p)[0] if kept is None or p == 0.0 else torch.where(kept, x, 0.0) / (1.0 - p)
 
 
+_of_reference = by_name(
+    "x weight bias? residual? x1? weight1? bias1? eps dropout_p rowscale? prenorm zero_centered_weight dropout_mask? "
+    "dropout_mask1? upcast",
+    dict.fromkeys(("residual", "x1", "weight1", "bias1", "rowscale", "dropout_mask", "dropout_mask1"))
+    | dict.fromkeys(("prenorm", "zero_centered_weight", "upcast"), False)
+    | {"eps": 1e-6, "dropout_p": 0.0},
+)
+
+
 @parameters(since=_RELEASES)
-def layer_norm_ref(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None = None,
-    x1: torch.Tensor | None = None,
-    weight1: torch.Tensor | None = None,
-    bias1: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    dropout_p: float = 0.0,
-    rowscale: torch.Tensor | None = None,
-    prenorm: bool = False,
-    zero_centered_weight: bool = False,
-    dropout_mask: torch.Tensor | None = None,
-    dropout_mask1: torch.Tensor | None = None,
-    upcast: bool = False,
-) -> Result:
+@_of_reference
+def layer_norm_ref(named: dict[str, Any]) -> Result:
     """layer_norm_fn by PyTorch's operations, on the dropout masks that it returned; upcast: in fp32 throughout."""
-    return _by_pytorch(False, dict(locals()))
+    return _reference(False, named)
 
 
 @parameters(since=_RELEASES)
-def rms_norm_ref(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None = None,
-    x1: torch.Tensor | None = None,
-    weight1: torch.Tensor | None = None,
-    bias1: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    dropout_p: float = 0.0,
-    rowscale: torch.Tensor | None = None,
-    prenorm: bool = False,
-    zero_centered_weight: bool = False,
-    dropout_mask: torch.Tensor | None = None,
-    dropout_mask1: torch.Tensor | None = None,
-    upcast: bool = False,
-) -> Result:
+@_of_reference
+def rms_norm_ref(named: dict[str, Any]) -> Result:
     """layer_norm_ref with the root mean square in place of mean and variance."""
-    return _by_pytorch(True, dict(locals()))
+    return _reference(True, named)
 
 
 class RMSNorm(torch.nn.Module):
