@@ -16,6 +16,7 @@ from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.runtime import environment
 from flash_attn.runtime.build_info import BuildInfo
+from flash_attn.runtime.platform.base import LaunchLimit
 from made_up_machines import (
     BUILD,
     CALL,
@@ -282,6 +283,9 @@ def test_a_healthy_machine_has_nothing_wrong() -> None:
     assert findings.examine(HEALTHY) == []
     page = doctor.report(replace(HEALTHY, plug_ins={"vllm-flash-rocm": "0.1.0+rocm", "vllm": "0.33.0"}))
     assert "plug-in         vllm-flash-rocm 0.1.0+rocm for vllm 0.33.0\n" in page
+    limited = doctor.report(replace(HEALTHY, limit=LaunchLimit(0.5, "Somebody resets a GPU")))
+    assert "long calls      in pieces of 0.5 s: Somebody resets a GPU\n" in limited
+    assert "long calls" not in page
     for part in (
         "2.8.3+rocm62torch2.5triton",
         "MI300X, gfx942",

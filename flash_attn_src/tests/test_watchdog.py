@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,7 @@ from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
 from flash_attn.mask import Mask
-from flash_attn.runtime import device, environment, jit, stored, watchdog
+from flash_attn.runtime import device, driver, environment, jit, slices, stored, watchdog
 from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.platform import linux, windows
 from triton_calls import DEVICE
@@ -187,69 +190,135 @@ class _Kernel:
         self.launches.append((chunk >> 4, grid[0]))
 
 
-class _Radeon780M:
-    target, compute_units = "gfx1103", 6  # HIP counts pairs of compute units
+class _Radeon780M(driver.Driver):
+    """As the driver sees it: HIP counts pairs of compute units."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        properties = SimpleNamespace(
+            gcnArchName="gfx1103", multi_processor_count=6, pci_domain_id=0, pci_bus_id=0xC5, pci_device_id=0
+        )
+        monkeypatch.setattr(torch.version, "hip", "10.0.1")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
+        super().__init__(0)
         self.made = _Kernel()
-        self.capturing = False
+        self.current = 0  # less than 0: a graph
         self.submitted: list[int] = []  # launches before each submission
 
-    def submit(self) -> bool:
-        if not self.capturing:
-            self.submitted.append(len(self.made.launches))
-        return not self.capturing
+    def queue(self) -> int:
+        return self.current
 
-    def kernel(self, _variant: Variant) -> _Kernel:
-        return self.made
+    def submit(self) -> bool:
+        if self.current >= 0:
+            self.submitted.append(len(self.made.launches))
+        return self.current >= 0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> _Radeon780M:
+    """In Windows, without the variable of the limit."""
+    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
+    monkeypatch.delenv(_LIMIT, raising=False)
+    return _Radeon780M(monkeypatch)
+
+
+def _watched(gpu: _Radeon780M, op: str = "fwd") -> device.Kernel:
+    return watchdog.watched(gpu.made, Variant(op, "bf16", 128, "plain"), gpu)
 
 
 def _forward_numbers(tokens: int) -> tuple[int, ...]:
     return (1, tokens, tokens, 128 // 8, 1 << 29, 0, 8)
 
 
-def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 heads of 128: 7.0e13 operations, at 7.7e11 in half a second."""
-    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
-    monkeypatch.delenv(_LIMIT, raising=False)
-    gpu = _Radeon780M()
-    kernel = watchdog.watched(gpu.made, Variant("fwd", "bf16", 128, "plain"), gpu)
+def test_a_radeon_780m_at_64k_tokens(gpu: _Radeon780M) -> None:
+    """32 heads of 128: 7.0e13 operations, at 1.5e12 in half a second. The page says how many launches."""
+    kernel, size = _watched(gpu), 59 * 12
     kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536))
     launches = gpu.made.launches
-    assert len(launches) == 93
-    assert [first for first, _ in launches] == [place * launches[0][1] for place in range(93)]
-    assert sum(size for _, size in launches) == 1024 * 32
-    assert {size % 6 for _, size in launches[:-1]} == {0}
-    assert gpu.submitted == [*range(94)]  # each piece is submitted alone
+    assert launches == [(first, min(size, 1024 * 32 - first)) for first in range(0, 1024 * 32, size)]
+    assert gpu.submitted == [*range(len(launches) + 1)]  # each piece is submitted alone
+    pages = [Path(__file__).parents[2] / "docs" / page for page in ("windows.md", "notes/windows.md")]
+    for page in filter(Path.is_file, pages):  # not in an sdist
+        assert f"{len(launches)} launches" in page.read_text(encoding="utf-8")
     launches.clear()
     kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
     assert launches == [(0, 64 * 32)]
-    with pytest.raises(ValueError, match="attn_fwd: 134217729 programs are too many for pieces"):
+    with pytest.raises(ValueError, match="134217729 programs are too many for pieces"):
         kernel.launch((2**27 + 1, 1, 1), (), _forward_numbers(65536))
 
 
-def test_short_launches_are_submitted_before_they_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward of 4096 tokens takes 0.18 s by the estimate, dq 0.27 s, so a third launch exceeds half a second."""
-    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
-    monkeypatch.delenv(_LIMIT, raising=False)
-    gpu = _Radeon780M()
-    fwd, dq = (watchdog.watched(gpu.made, Variant(op, "bf16", 128, "plain"), gpu) for op in ("fwd", "bwd-dq"))
-    for kernel in (fwd, dq, fwd, fwd, fwd):
-        kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
-    assert gpu.submitted == [2, 4]
-    assert len(gpu.made.launches) == 5
+def test_short_launches_are_submitted_before_they_take_too_long(gpu: _Radeon780M) -> None:
+    """A forward of 4096 tokens takes 0.09 s by the estimate, dq 0.13 s. The sixth launch of a stream exceeds 0.5 s."""
+    fwd, dq = _watched(gpu), _watched(gpu, "bwd-dq")
+    for stream in (1, 2, 1):
+        gpu.current = stream
+        for kernel in (fwd, fwd, dq):
+            kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
+    assert gpu.submitted == [8]
+    gpu.current = 2
+    fwd.launch((1024 * 32, 1, 1), (), _forward_numbers(65536))
+    assert len(gpu.submitted) == 1 + 1 + 47
+    gpu.current = 1  # the pieces of stream 2 submit nothing of stream 1, which has the last dq alone
+    for _ in range(5):
+        fwd.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
+    assert len(gpu.submitted) == 1 + 1 + 47 + 1
 
 
-def test_pieces_in_a_capture_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
-    monkeypatch.delenv(_LIMIT, raising=False)
-    gpu = _Radeon780M()
-    gpu.capturing = True
-    kernel = watchdog.watched(gpu.made, Variant("fwd", "bf16", 128, "plain"), gpu)
-    with pytest.warns(RuntimeWarning, match=r"attn_fwd is captured into a graph in pieces of 0.5 s.*call flash_attn o"):
+def test_a_long_graph_is_told_once(gpu: _Radeon780M) -> None:
+    kernel, count = _watched(gpu), 0
+    for graph in (-7, -8):
+        for stream in (3, 4):  # an eager stream between the layers
+            for calls in range(1, 10):
+                gpu.current = graph
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))
+                assert len(caught) == (stream == 3 and calls == 6)
+                count += len(caught)
+                gpu.current = stream
+                kernel.launch((1, 1, 1), (), _forward_numbers(4096))
+    assert count == 2
+    assert gpu.submitted == []
+    gpu.current = -9
+    with pytest.warns(RuntimeWarning, match=r"attn_fwd makes a captured graph longer than 0.5 s.*call flash_attn o"):
         kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536))
-    assert len(gpu.made.launches) == 93
-    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096))  # a short one is captured in silence
+    assert gpu.made.launches[-1][0] == 46 * 59 * 12
+
+
+def test_a_stream_that_cannot_be_submitted_keeps_its_seconds(gpu: _Radeon780M, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the default stream while another stream is captured."""
+    asked: list[int] = []
+    monkeypatch.setattr(gpu, "submit", lambda: bool(asked.append(0)))
+    for _ in range(7):
+        _watched(gpu).launch((64 * 32, 1, 1), (), _forward_numbers(4096))
+    assert len(asked) == 2
+
+
+def test_threads_share_the_account_of_a_stream(gpu: _Radeon780M) -> None:
+    """In any order, no more than half a second is held back, and a launch is made before the next is counted."""
+    kernel = _watched(gpu)
+    threads = [
+        threading.Thread(target=lambda: [kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096)) for _ in range(25)])
+        for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert gpu.submitted == [*range(5, 100, 5)]
+
+
+def test_what_a_stream_is_counted_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handle 2 is another stream in each thread. A graph has one number for all of its streams."""
+    graphs = {5: 9, 6: 9}
+    module = SimpleNamespace(capture=lambda _index, stream: graphs.get(stream, 0))
+    monkeypatch.setattr(stored, "launcher", lambda _target: module)
+    stored._capture.cache_clear()
+    found = []
+    for stream in (0, 5, 6, 2):
+        monkeypatch.setattr(stored, "_current_stream", lambda _index, stream=stream: stream)
+        found.append(stored.queue("gfx1103", 0))
+    stored._capture.cache_clear()
+    assert found == [0, -9, -9, threading.get_ident()]
 
 
 def test_a_lost_gpu_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,30 +345,76 @@ def test_a_lost_gpu_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
             call()
 
 
-def test_only_windows_has_a_limit_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(_LIMIT, raising=False)
-    gpu = _Radeon780M()
-    fwd = Variant("fwd", "bf16", 128, "plain")
+def test_where_the_limit_comes_from(gpu: _Radeon780M, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _watched(gpu) is not gpu.made
     monkeypatch.setattr(watchdog, "PLATFORM", linux.Linux())
-    assert watchdog.watched(gpu.made, fwd, gpu) is gpu.made
+    monkeypatch.setattr(linux, "_screens", list)
+    assert _watched(gpu) is gpu.made
     monkeypatch.setattr(linux.Linux, "has_kfd", False)  # WSL
-    assert watchdog.watched(gpu.made, fwd, gpu) is not gpu.made
-    assert windows.Windows().launch_seconds == 0.5
+    assert _watched(gpu) is not gpu.made
     monkeypatch.setenv(_LIMIT, "0")
-    assert watchdog.watched(gpu.made, fwd, gpu) is gpu.made
+    assert _watched(gpu) is gpu.made
     monkeypatch.setenv(_LIMIT, "0.1")
-    assert watchdog.watched(gpu.made, Variant("combine", "bf16", 128, "plain"), gpu) is gpu.made
+    assert _watched(gpu, "combine") is gpu.made
     for wrong in ("soon", "-1", "nan", "inf"):
         monkeypatch.setenv(_LIMIT, wrong)
         with pytest.raises(RuntimeError, match=f"{_LIMIT}={wrong} is no number of seconds: set it to"):
-            watchdog.watched(gpu.made, fwd, gpu)
+            _watched(gpu)
+
+
+@pytest.mark.parametrize(
+    ("setting", "release", "seconds"),
+    [
+        ("", "7.0.0-34-generic", 0.5), ("\n", "7.1.2", 0.5), ("0", "7.0", 0.5), ("0,60000", "7.0", 0.5),
+        ("", "6.17.0-14-generic", None), ("-1", "7.0", None), ("10000,-1,-1,-1", "7.0", None), ("10000", "7.0", None),
+        ("5000", "6.12", 0.5), ("1000", "6.12", 0.25), ("0x3e8,60000,9000,9000\n", "7.0", 0.25), ("what", "6.1", None),
+    ],
+)  # fmt: skip
+def test_a_screen_of_linux(
+    setting: str, release: str, seconds: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Instinct, a Radeon with a screen, one without, an Intel GPU with a screen, and a virtual function."""
+    drm, lockup = tmp_path / "drm", tmp_path / "lockup_timeout"
+    cards = {
+        "0000:03:00.0": ("amdgpu", "HDMI-A-1", "disconnected"), "0000:c5:00.0": ("amdgpu", "DP-1", "connected"),
+        "0000:07:00.0": ("amdgpu", "DP-2", "disconnected"), "0000:00:02.0": ("i915", "eDP-1", "connected"),
+        "0000:00:05.0": ("amdgpu", "Virtual-1", "connected"),
+    }  # fmt: skip
+    for number, (address, (name, connector, status)) in enumerate(cards.items()):
+        (tmp_path / "devices" / address).mkdir(parents=True)
+        (tmp_path / "drivers" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "devices" / address / "driver").symlink_to(tmp_path / "drivers" / name)
+        (drm / f"card{number}-{connector}").mkdir(parents=True)
+        (drm / f"card{number}-{connector}" / "status").write_text(f"{status}\n")
+        (drm / f"card{number}").mkdir()
+        (drm / f"card{number}" / "device").symlink_to(tmp_path / "devices" / address)
+    lockup.write_text(setting)
+    monkeypatch.setattr(linux, "_DRM", drm)
+    monkeypatch.setattr(linux, "_LOCKUP", lockup)
+    monkeypatch.setattr(linux.os, "uname", lambda: SimpleNamespace(release=release))
+    monkeypatch.setattr(linux.Linux, "has_kfd", True)
+    platform = linux.Linux()
+    for screen in (None, "0000:03:00.0", "0000:07:00.0", "0000:00:02.0", "0000:00:05.0"):
+        assert platform.launch_limit(screen) is None
+    for screen in ("", "0000:c5:00.0"):
+        limit = platform.launch_limit(screen)
+        assert (limit and limit.seconds) == seconds
+        assert limit is None or "(0000:c5:00.0) whose screen waits for" in limit.cause
+    monkeypatch.setattr(watchdog, "PLATFORM", platform)
+    monkeypatch.delenv(_LIMIT, raising=False)
+    gpu = _Radeon780M(monkeypatch)
+    kernel = _watched(gpu)
+    assert (kernel is gpu.made) == (seconds is None)
+    kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536))
+    assert len(gpu.made.launches) == {None: 1, 0.5: 47, 0.25: 95}[seconds]
+    assert gpu.submitted == []  # each kernel is a packet of its own there
 
 
 def test_the_products_of_a_tile_are_those_of_the_simulator() -> None:
     for op, (of_keys, of_values) in workloads._PRODUCTS.items():
         function = OPERATIONS[op].function
-        if function in watchdog._PRODUCTS:
-            assert watchdog._PRODUCTS[function] == of_keys + of_values, op
+        if function in slices.PRODUCTS:
+            assert slices.PRODUCTS[function] == of_keys + of_values, op
 
 
 def test_every_target_says_its_rate() -> None:

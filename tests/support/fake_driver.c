@@ -5,9 +5,9 @@
  * knows how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
  *
  * Launches are queued as HIP queues them on Windows (ROCm/clr of 2026: palvirtual.hpp, palvirtual.cpp, commandqueue.cpp,
- * hip_stream.cpp): a barrier and a dispatch each, and all that is queued becomes one submission when more than 256 are,
- * when a stream is queried, or when something waits. Work runs after its submission, so the query that submits answers
- * "not ready". A query in a capture of a graph breaks the capture, and launches there are not queued.
+ * hip_stream.cpp): a barrier and a dispatch each, and all that a stream has queued becomes one submission when more than
+ * 256 are, when this stream is queried, or when something waits. Work runs after its submission, so the query that
+ * submits answers "not ready". A query in a capture of a graph breaks the capture, and launches there are not queued.
  */
 #define _GNU_SOURCE 1
 #include <stdarg.h>
@@ -48,9 +48,16 @@ static int failing_code;
 static __thread int capture_mode;
 static char submissions[LOG_SIZE];
 static size_t submissions_length;
-static int commands, queued;
+enum { STREAMS = 16 };
+static struct queue {
+    void *stream;
+    int used, commands;
+    char blocks[1 << 14];
+    size_t length;
+} queues[STREAMS];
 static void *captured_stream;
 static int capturing, capture_broken;
+static unsigned long long graphs;
 
 static void
 note(const char *format, ...)
@@ -110,30 +117,43 @@ fake_reset(void)
     load_milliseconds = 0;
     submissions_length = 0;
     submissions[0] = '\0';
-    commands = queued = 0;
+    memset(queues, 0, sizeof(queues));
 }
 
-/* Makes one submission of what is queued: a line with the number of blocks of each launch. */
-static void
-submit(void)
+static struct queue *
+queue_of(void *stream)
 {
-    if (queued > 0)
-        submissions[submissions_length - 1] = '\n';
-    commands = queued = 0;
+    struct queue *queue = queues;
+    while (queue->used && queue->stream != stream && queue < queues + STREAMS - 1)
+        queue++;
+    queue->used = 1;
+    queue->stream = stream;
+    return queue;
 }
 
-/* Puts a launch into the queue of all streams. */
+/* Makes one submission of what a stream has queued: a line with the stream, and the number of blocks of each launch. */
+static void
+submit(struct queue *queue)
+{
+    if (queue->commands > 0)
+        submissions_length +=
+            (size_t)snprintf(submissions + submissions_length, LOG_SIZE - submissions_length, "%llu%s\n",
+                             (unsigned long long)(uintptr_t)queue->stream, queue->blocks);
+    queue->commands = 0;
+    queue->length = 0;
+}
+
 static void
 enqueue(void *stream, const unsigned *sizes)
 {
     pthread_mutex_lock(&lock);
     if (!capturing || stream != captured_stream) {
-        submissions_length += (size_t)snprintf(submissions + submissions_length, LOG_SIZE - submissions_length,
-                                               "%u ", sizes[0] * sizes[1] * sizes[2]);
-        queued++;
-        commands += COMMANDS_OF_LAUNCH;
-        if (commands > MAX_COMMANDS)
-            submit();
+        struct queue *queue = queue_of(stream);
+        queue->length += (size_t)snprintf(queue->blocks + queue->length, sizeof(queue->blocks) - queue->length, " %u",
+                                          sizes[0] * sizes[1] * sizes[2]);
+        queue->commands += COMMANDS_OF_LAUNCH;
+        if (queue->commands > MAX_COMMANDS)
+            submit(queue);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -143,7 +163,8 @@ const char *
 fake_submissions(void)
 {
     pthread_mutex_lock(&lock);
-    submit();
+    for (int index = 0; index < STREAMS; index++)
+        submit(&queues[index]);
     pthread_mutex_unlock(&lock);
     return submissions;
 }
@@ -154,6 +175,7 @@ fake_begin_capture(void *stream)
     captured_stream = stream;
     capturing = 1;
     capture_broken = 0;
+    graphs++;
 }
 
 /* Whether the capture is still whole. */
@@ -311,18 +333,21 @@ query(void *stream)
         return CAPTURE_UNSUPPORTED;
     }
     pthread_mutex_lock(&lock);
-    int busy = queued > 0;
-    submit();
+    struct queue *queue = queue_of(stream);
+    int busy = queue->commands > 0;
+    submit(queue);
     pthread_mutex_unlock(&lock);
     return busy ? NOT_READY : 0;
 }
 
 static int
-is_capturing(void *stream, int *status)
+capture_info(void *stream, int *status, unsigned long long *graph)
 {
     if (capturing && stream == NULL)
         return CAPTURE_IMPLICIT;
     *status = capturing && stream == captured_stream ? 1 + capture_broken : 0;
+    if (*status == 1)
+        *graph = graphs;
     return 0;
 }
 
@@ -350,7 +375,7 @@ API int hipModuleGetFunction(void **function, void *module, const char *symbol);
 API int hipFuncGetAttribute(int *value, int which, void *function);
 API int hipThreadExchangeStreamCaptureMode(int *mode);
 API int hipStreamQuery(void *stream);
-API int hipStreamIsCapturing(void *stream, int *status);
+API int hipStreamGetCaptureInfo(void *stream, int *status, unsigned long long *graph);
 API int hipModuleLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                               unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                               void *stream, void **parameters, void **extra);
@@ -446,10 +471,10 @@ hipStreamQuery(void *stream)
 }
 
 int
-hipStreamIsCapturing(void *stream, int *status)
+hipStreamGetCaptureInfo(void *stream, int *status, unsigned long long *graph)
 {
     MAY_FAIL();
-    return is_capturing(stream, status);
+    return capture_info(stream, status, graph);
 }
 
 #ifndef FAKE_OLD
@@ -506,7 +531,7 @@ API int cuFuncGetAttribute(int *value, int which, void *function);
 API int cuFuncSetAttribute(void *function, int which, int value);
 API int cuThreadExchangeStreamCaptureMode(int *mode);
 API int cuStreamQuery(void *stream);
-API int cuStreamIsCapturing(void *stream, int *status);
+API int cuStreamGetCaptureInfo(void *stream, int *status, unsigned long long *graph);
 API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                        unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
                        void **extra);
@@ -654,10 +679,10 @@ cuStreamQuery(void *stream)
 }
 
 int
-cuStreamIsCapturing(void *stream, int *status)
+cuStreamGetCaptureInfo(void *stream, int *status, unsigned long long *graph)
 {
     NEED_CONTEXT();
-    return is_capturing(stream, status);
+    return capture_info(stream, status, graph);
 }
 
 int

@@ -43,10 +43,10 @@ class FakeDriver:
         return lines
 
     def take_submissions(self) -> list[list[int]]:
-        """The submissions since the last call of this method: the numbers of blocks of their launches."""
+        """The submissions since the last call of this method: the stream, and the blocks of each launch."""
         lines: list[str] = self.library.fake_submissions().decode().splitlines()
         self.library.fake_reset()
-        return [[int(blocks) for blocks in line.split()] for line in lines]
+        return [[*map(int, line.split())] for line in lines]
 
     def take_launches(self) -> list[Launch]:
         """The launches since the last call of this method; other calls are dropped."""

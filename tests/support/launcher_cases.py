@@ -279,23 +279,32 @@ def launches_pile_up_until_a_submission(bench: Bench) -> None:
     equal(bench.launcher.submit(0, 7), True)
     for _ in range(130):
         one.launch(0, 7, 1, 1, 1)
-    equal([len(each) for each in bench.fake.take_submissions()], [3, 129, 1])
+    one.launch(0, 8, 1, 1, 1)
+    equal(bench.launcher.submit(0, 8), True)  # one stream alone
+    submissions = bench.fake.take_submissions()
+    equal([(stream, len(blocks)) for stream, *blocks in submissions], [(7, 3), (7, 129), (8, 1), (7, 1)])
 
 
 @case("hip", "cuda")
 def a_submission_leaves_captures_alone(bench: Bench) -> None:
     one = bench.kernel("")
     library = bench.fake.library
+    equal(bench.launcher.capture(0, 7), 0)
     library.fake_begin_capture(7)
+    first = bench.launcher.capture(0, 7)
     one.launch(0, 7, 1, 1, 1)
     equal(bench.launcher.submit(0, 7), False)
+    equal([bench.launcher.capture(0, stream) for stream in (8, 0)], [0, 0])
     one.launch(0, 8, 2, 1, 1)
     equal(bench.launcher.submit(0, 8), True)  # another stream, in the global mode
     one.launch(0, 0, 3, 1, 1)
     equal(bench.launcher.submit(0, 0), False)  # the default stream waits for all streams
     equal(library.fake_end_capture(), 1)
     equal(library.fake_capture_mode(), 0)
-    equal(bench.fake.take_submissions(), [[2], [3]])
+    equal(bench.fake.take_submissions(), [[8, 2], [0, 3]])
+    library.fake_begin_capture(7)
+    equal(bench.launcher.capture(0, 7), first + 1)
+    library.fake_end_capture()
 
 
 @case("hip", "cuda")
@@ -324,7 +333,7 @@ def a_failing_submission_is_told(bench: Bench) -> None:
     one.launch(0, 7, 1, 1, 1)
     bench.launcher.submit(0, 7)
     equal("hipGetLastError" in bench.fake.take_log(), bench.platform == "hip")
-    for function in ("StreamQuery", "StreamIsCapturing", "ThreadExchangeStreamCaptureMode"):
+    for function in ("StreamQuery", "StreamGetCaptureInfo", "ThreadExchangeStreamCaptureMode"):
         bench.fake.fail(f"{prefix}{function}", 209)
         with raises(bench.launcher.DriverError, f"submit() on device 0: {prefix}{function} failed", "209"):
             bench.launcher.submit(0, 7)

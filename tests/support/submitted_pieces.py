@@ -1,7 +1,7 @@
-"""What HIP on Windows submits of long calls, by the queue of fake_driver.c: submitted_pieces.py MODULES LIBRARY
+"""What HIP on Windows submits of long calls, by the queues of fake_driver.c: submitted_pieces.py MODULES LIBRARY
 
-Prints one line of JSON: a way to launch three forwards of 65536 tokens and 32 heads on a Radeon 780M -> submissions,
-each with the programs of its launches. Then the microseconds of one submission by the launcher.
+Prints one line of JSON: a case -> submissions, each with its stream and the programs of its launches. All launches are
+forwards of 65536 tokens with 32 heads on a Radeon 780M, or parts of one. "size" has the programs of half a second.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from fake_driver import FakeDriver
 
 NUMBERS = ("group", "seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "chunk")
 SHAPE = (1, 65536, 65536, 128 // 8, 1 << 29, 0, 8)
-GRID = (1024 * 32, 1, 1)
+WHOLE = 1024 * 32
 _TIMED = 20_000
 
 
@@ -29,8 +30,11 @@ def main(modules: str, library: str) -> None:
     from flash_attn.kernels.variants import Variant
     from flash_attn.runtime import protocol, stored, watchdog
     from flash_attn.runtime.arguments import Arguments
+    from flash_attn.runtime.platform.windows import Windows
 
-    stored._current_stream = lambda _index: 0  # torch has no GPU here
+    watchdog.PLATFORM = Windows()
+    stream = 1
+    stored._current_stream = lambda _index: stream  # torch has no GPU here
     fake = FakeDriver(library)
     letters = "i" * len(SHAPE)
 
@@ -44,27 +48,68 @@ def main(modules: str, library: str) -> None:
         def launch(
             self, grid: protocol.Grid, _tensors: Sequence[torch.Tensor | None], numbers: Sequence[int | float]
         ) -> None:
-            self._kernel.launch(0, 0, *grid, *numbers)
+            self._kernel.launch(0, stream, *grid, *numbers)
 
     class Gpu:
-        target, compute_units, submits = "gfx1103", 6, True
+        target, compute_units, screen, submits = "gfx1103", 12, None, True
+
+        def queue(self) -> int:
+            return stored.queue(self.target, 0)
 
         def submit(self) -> bool:
             return stored.submit(self.target, 0) if self.submits else True
 
-    found = {}
-    for way in ("not submitted", "submitted"):
+    def launches(case: Callable[[Callable[[int, float], None]], None], *, submits: bool = True) -> list[list[int]]:
         gpu = Gpu()
-        gpu.submits = way == "submitted"
+        gpu.submits = submits
         kernel = watchdog.watched(Kernel(), Variant("fwd", "bf16", 128, "plain"), gpu)  # type: ignore[arg-type]
+        size = found["size"] = kernel.programs_within(SHAPE)  # type: ignore[attr-defined]
+
+        def launch(on: int, seconds: float) -> None:
+            nonlocal stream
+            stream = on
+            kernel.launch((round(seconds / 0.5 * size) or WHOLE, 1, 1), (), SHAPE)
+
         fake.reset()
-        for _ in range(3):  # layers of a model
-            kernel.launch(GRID, (), SHAPE)
-        found[way] = fake.take_submissions()
-    started = time.perf_counter()
+        case(launch)
+        return fake.take_submissions()
+
+    def layers(launch: Callable[[int, float], None]) -> None:
+        for _ in range(3):
+            launch(1, 0)
+
+    def beside_pieces(launch: Callable[[int, float], None]) -> None:
+        for _ in range(20):
+            launch(1, 0.4)
+            launch(2, 0)
+
+    def in_turn(launch: Callable[[int, float], None]) -> None:
+        for _ in range(60):
+            launch(1, 0.04)
+            launch(2, 0.47)
+
+    def beside_a_capture(launch: Callable[[int, float], None]) -> None:
+        for graph in range(2):
+            fake.library.fake_begin_capture(2)
+            for _ in range(32):
+                launch(2, 0.09)
+                launch(1, 0.04)
+            assert fake.library.fake_end_capture() == 1, graph
+
+    found: dict[str, object] = {}
+    found["whole calls, never submitted"] = launches(layers, submits=False)
+    found["whole calls"] = launches(layers)
+    found["short beside whole calls"] = launches(beside_pieces)
+    found["short calls in turn"] = launches(in_turn)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found["two graphs beside short calls"] = launches(beside_a_capture)
+    found["warnings"] = [str(each.message) for each in caught]
+    stream, started = 1, time.perf_counter()
     for _ in range(_TIMED):
         stored.submit("gfx1103", 0)
-    print(json.dumps(found | {"microseconds": 1e6 * (time.perf_counter() - started) / _TIMED}))
+    found["microseconds"] = 1e6 * (time.perf_counter() - started) / _TIMED
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

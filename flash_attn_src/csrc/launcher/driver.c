@@ -173,35 +173,47 @@ leave(struct problem *problem, const struct visit *visit)
         (void)ATTEMPT(problem, pop_context, &popped);
 }
 
+/* A failure that is an answer: HIP must not keep it as this thread's last error. */
+static void
+forget(enum function_index function, int code)
+{
+    (void)attempt(&(struct problem){NONE, 0, 0}, function, code);
+}
+
 /* On Windows, HIP collects 256 commands before the system sees one. A query of a stream ends the collection (ROCm/clr,
  * hip_stream.cpp, palvirtual.cpp). It would break a capture of this stream, and in a capture mode other than relaxed
  * also captures of other streams. */
-int
-submit(struct problem *problem, int device, void *stream)
+static int
+query_stream(struct problem *problem, void *stream)
 {
-    int count = count_devices(problem), done = 0, mode = CAPTURE_MODE_RELAXED, captured = 0;
+    int mode = CAPTURE_MODE_RELAXED;
+    if (!ATTEMPT(problem, exchange_capture_mode, &mode))
+        return 0;
+    int code = driver.call.stream_query(stream);
+    if (code == STREAM_NOT_READY)
+        forget(INDEX_stream_query, code);
+    else
+        (void)attempt(problem, INDEX_stream_query, code);
+    (void)ATTEMPT(problem, exchange_capture_mode, &mode);
+    return problem->kind == NONE;
+}
+
+unsigned long long
+ask_stream(struct problem *problem, long device, void *stream, int query, int *submitted)
+{
+    int count = count_devices(problem), status = 0;
+    unsigned long long graph = 0;
     struct visit visit;
-    if (problem->kind != NONE)
-        return 0;
-    if (device < 0 || device >= count) {
+    *submitted = 0;
+    if (problem->kind == NONE && (device < 0 || device >= count))
         problem->kind = NO_SUCH_DEVICE;
+    if (problem->kind != NONE || !enter(problem, (int)device, &visit))
         return 0;
-    }
-    if (!enter(problem, device, &visit))
-        return 0;
-    if (ATTEMPT(problem, exchange_capture_mode, &mode)) {
-        int code = driver.call.stream_is_capturing(stream, &captured);
-        if (code == STREAM_CAPTURE_IMPLICIT) { /* the default stream waits for a stream that is captured */
-            attempt(&(struct problem){NONE, 0, 0}, INDEX_stream_is_capturing, code);
-            captured = 1;
-        } else if (attempt(problem, INDEX_stream_is_capturing, code) && !captured) {
-            code = driver.call.stream_query(stream);
-            done = code == STREAM_NOT_READY || attempt(problem, INDEX_stream_query, code);
-            if (code == STREAM_NOT_READY)
-                attempt(&(struct problem){NONE, 0, 0}, INDEX_stream_query, code);
-        }
-        (void)ATTEMPT(problem, exchange_capture_mode, &mode);
-    }
+    int code = driver.call.stream_capture(stream, &status, &graph);
+    if (code == STREAM_CAPTURE_IMPLICIT) /* the default stream waits for a stream that is captured */
+        forget(INDEX_stream_capture, code);
+    else if (attempt(problem, INDEX_stream_capture, code) && status == 0 && query)
+        *submitted = query_stream(problem, stream);
     leave(problem, &visit);
-    return done && problem->kind == NONE;
+    return status == 0 ? 0 : graph;
 }

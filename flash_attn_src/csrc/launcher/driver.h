@@ -25,7 +25,8 @@ enum platform { HIP, CUDA };
     X(exchange_capture_mode, int, (int *), "hipThreadExchangeStreamCaptureMode",                             \
       "cuThreadExchangeStreamCaptureMode")                                                                   \
     X(stream_query, int, (void *), "hipStreamQuery", "cuStreamQuery")                                        \
-    X(stream_is_capturing, int, (void *, int *), "hipStreamIsCapturing", "cuStreamIsCapturing")              \
+    X(stream_capture, int, (void *, int *, unsigned long long *), "hipStreamGetCaptureInfo",                 \
+      "cuStreamGetCaptureInfo")                                                                              \
     X(device_count, int, (int *), "hipGetDeviceCount", "cuDeviceGetCount")                                   \
     X(get_device, int, (int *), "hipGetDevice", "cuCtxGetDevice")                                            \
     X(set_device, int, (int), "hipSetDevice", NULL)                                                          \
@@ -103,8 +104,8 @@ struct visit {
 int enter(struct problem *problem, int device, struct visit *visit);
 void leave(struct problem *problem, const struct visit *visit);
 
-/* Makes the driver submit what was launched on a stream of a device. 0 without an effect while the stream is captured
- * into a graph, or with the problem. Needs no GIL. */
-int submit(struct problem *problem, int device, void *stream);
+/* The number of the graph into which a stream of a device is captured, 0 for none. Where `query` is set and there is no
+ * capture, makes the driver submit what was launched on the stream: *submitted says whether. Needs no GIL. */
+unsigned long long ask_stream(struct problem *problem, long device, void *stream, int query, int *submitted);
 
 #endif

@@ -50,6 +50,7 @@ int pack_argument(const struct kernel *self, int index, PyObject *value, union s
 long long leading_argument(const struct kernel *self, const char *what, PyObject *value, long long limit);
 
 extern PyType_Spec kernel_spec;
+#define FUNCTION(function) (PyCFunction)(void (*)(void)) function
 extern PyMethodDef kernel_methods[];
 
 #endif

@@ -245,8 +245,6 @@ kernel_attributes(PyObject *object, PyObject *argument)
                          values[2], wanted[3].key, values[3]);
 }
 
-#define FUNCTION(function) (PyCFunction)(void (*)(void)) function
-
 PyMethodDef kernel_methods[] = {
     {"launch", FUNCTION(kernel_launch), METH_FASTCALL, launch_doc},
     {"load", kernel_load, METH_O, load_doc},

@@ -77,31 +77,50 @@ launcher_current_device(PyObject *module, PyObject *unused)
     return PyLong_FromLong(device);
 }
 
+/* What ask_stream() says of the stream in `arguments`: the graph, or whether it submitted. */
+static PyObject *
+ask(PyObject *const *arguments, Py_ssize_t count, const char *name, int query)
+{
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "%s() wants a device and a stream", name);
+    long device = PyLong_AsLong(arguments[0]);
+    unsigned long long stream = PyErr_Occurred() ? 0 : UINT64_OF_PYTHON(arguments[1]), graph;
+    if (PyErr_Occurred() || !is_bound())
+        return NULL;
+    struct problem problem = {NONE, 0, 0};
+    int submitted;
+    Py_BEGIN_ALLOW_THREADS
+    graph = ask_stream(&problem, device, (void *)(uintptr_t)stream, query, &submitted);
+    Py_END_ALLOW_THREADS
+    if (problem.kind == NONE)
+        return query ? PyBool_FromLong(submitted) : Py_BuildValue("K", graph);
+    char subject[64];
+    PyOS_snprintf(subject, sizeof(subject), "%s() on device %ld", name, device);
+    raise_problem(&problem, subject);
+    return NULL;
+}
+
 PyDoc_STRVAR(submit_doc,
              "submit(device, stream, /)\n--\n\n"
              "Make the driver submit what was launched on a stream, without waiting for it. False, and nothing\n"
              "is submitted, while the stream is captured into a graph. Raises DriverError.");
 
 static PyObject *
-launcher_submit(PyObject *module, PyObject *arguments)
+launcher_submit(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)module;
-    int device;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(arguments, "iK:submit", &device, &stream) || !is_bound())
-        return NULL;
-    struct problem problem = {NONE, 0, 0};
-    int done;
-    Py_BEGIN_ALLOW_THREADS
-    done = submit(&problem, device, (void *)(uintptr_t)stream);
-    Py_END_ALLOW_THREADS
-    if (problem.kind != NONE) {
-        char subject[64];
-        PyOS_snprintf(subject, sizeof(subject), "submit() on device %d", device);
-        raise_problem(&problem, subject);
-        return NULL;
-    }
-    return PyBool_FromLong(done);
+    return ask(arguments, count, "submit", 1);
+}
+
+PyDoc_STRVAR(capture_doc,
+             "capture(device, stream, /)\n--\n\n"
+             "The number of the graph into which a stream is captured, 0 for none. Raises DriverError.");
+
+static PyObject *
+launcher_capture(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    return ask(arguments, count, "capture", 0);
 }
 
 static int
@@ -141,7 +160,8 @@ static PyMethodDef module_methods[] = {
     {"bind", launcher_bind, METH_O, bind_doc},
     {"devices", launcher_devices, METH_NOARGS, devices_doc},
     {"current_device", launcher_current_device, METH_NOARGS, current_device_doc},
-    {"submit", launcher_submit, METH_VARARGS, submit_doc},
+    {"submit", FUNCTION(launcher_submit), METH_FASTCALL, submit_doc},
+    {"capture", FUNCTION(launcher_capture), METH_FASTCALL, capture_doc},
     {NULL, NULL, 0, NULL},
 };
 

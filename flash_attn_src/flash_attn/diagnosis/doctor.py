@@ -50,6 +50,7 @@ def report(facts: Facts) -> str:
             for each in devices
         ),
         *(() if devices else (("device", "none"),)),
+        *((("long calls", f"in pieces of {facts.limit.seconds:g} s: {facts.limit.cause}"),) if facts.limit else ()),
         *(
             (each.path, f"{each.owner}:{each.group} {each.mode}, {'allowed' if each.allowed else 'denied'}")
             for each in (facts.kfd, facts.dxg, *facts.render)

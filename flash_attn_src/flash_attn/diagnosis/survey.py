@@ -25,6 +25,7 @@ from flash_attn.diagnosis.endings import ending
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import build_info, store
 from flash_attn.runtime.platform import PLATFORM
+from flash_attn.runtime.platform.base import LaunchLimit
 
 KFD, DXG = Path("/dev/kfd"), Path("/dev/dxg")
 RENDER_NODES = "/dev/dri"
@@ -92,6 +93,7 @@ class Facts:
     torch_triton: str = ""
     memory_mib: int = 0
     driver: str = ""
+    limit: LaunchLimit | None = None
     probe: Mapping[str, Any] = field(default_factory=dict)
     died: str = ""
     log: str = ""
@@ -198,6 +200,7 @@ def survey(log: str = "") -> Facts:
         torch_triton=torch_triton(),
         memory_mib=PLATFORM.available_mib(),
         driver=PLATFORM.gpu_driver(),
+        limit=PLATFORM.launch_limit(""),
         probe=answers,
         died=died,
         log=log,

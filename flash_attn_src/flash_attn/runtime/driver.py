@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from flash_attn.kernels.targets import TARGETS, serving_targets
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import jit, protocol, store
+from flash_attn.runtime import jit, protocol, store, stored
 from flash_attn.runtime.build_info import VERSION, build_command
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
-from flash_attn.runtime.stored import StoreKernel, submit
+from flash_attn.runtime.stored import StoreKernel
 
 _warned: set[str] = set()
+
+
+def _address(properties: Any) -> str:
+    """The PCI address of a GPU as Linux writes it, "" where torch is too old to tell it."""
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 class Driver:
@@ -31,6 +39,7 @@ class Driver:
             self.target = f"sm_{properties.major}{properties.minor}"
         row = TARGETS.get(self.target)
         self.compute_units: int = properties.multi_processor_count * (1 if row is None else row.multiprocessor_units)
+        self.screen = _address(properties) if row is not None and row.family.startswith("rdna") else None
 
     def _archive(self) -> store.Store | None:
         """The store whose code objects the GPU loads: of its own target, else of the generic target of its family."""
@@ -74,8 +83,11 @@ class Driver:
         archive = self._archive()
         return archive is not None and name in archive.kernels
 
+    def queue(self) -> int:
+        return stored.queue(self.target, self.index)
+
     def submit(self) -> bool:
-        return submit(self.target, self.index)
+        return stored.submit(self.target, self.index)
 
     def run(self, launches: Sequence[Launch], tensors: protocol.Tensors) -> None:  # noqa: ARG002 - held until then
         for launch in launches:

@@ -135,9 +135,6 @@ class Interpreter:
     def has_stored(self, name: str) -> bool:  # noqa: ARG002
         return False
 
-    def submit(self) -> bool:
-        return True  # each launch has ended when it returns
-
     def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:  # noqa: ARG002
         raise KernelError("Triton's interpreter runs no kernel of Composable Kernel")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -57,16 +57,30 @@ class Device(Protocol):
     def has_stored(self, name: str) -> bool:
         """Whether the store has a kernel of this name."""
 
-    def submit(self) -> bool:
-        """Makes the driver submit what was launched on torch's current stream, without waiting for it.
-
-        False, and nothing is submitted, while the stream is captured into a graph.
-        """
-
     def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:
         """Runs planned launches of AMD's kernels, whose arguments hold the addresses of these tensors.
 
         Raises KernelError where the store lacks one of the kernels.
+        """
+
+
+@runtime_checkable
+class Gpu(Protocol):
+    """A device whose driver collects launches, and whose system may limit their time.
+
+    screen: PCI address of a GPU that can drive a screen, "" where torch does not tell it, None for other GPUs.
+    """
+
+    screen: str | None
+
+    def queue(self) -> int:
+        """Where launches on torch's current stream are collected: a number of the stream, or less than 0 while it is
+        captured, one number for all streams of a graph."""
+
+    def submit(self) -> bool:
+        """Makes the driver submit what was launched on torch's current stream, without waiting for it.
+
+        False, and nothing is submitted, while the stream is captured into a graph.
         """
 
 

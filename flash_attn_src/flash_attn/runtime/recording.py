@@ -33,9 +33,6 @@ class Recording:
     def has_stored(self, name: str) -> bool:  # noqa: ARG002
         return True
 
-    def submit(self) -> bool:
-        return True
-
     def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:
         self.launches += launches
         if self._run is not None:

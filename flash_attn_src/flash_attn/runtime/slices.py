@@ -1,64 +1,64 @@
-"""Launches over a part of the sequences, heads or rows, for kernels whose grid always begins with program 0.
+"""The parts of a launch, and how many operations one program has.
 
-A part is a smaller call: its pointers are moved, and some of its numbers are smaller. Each program does what it does in
-the whole launch, so the results are the same bit for bit. The rows of `attn_decode` and of the gradients of a bias say
-what moves.
+A part is a range of the programs of a grid where the kernel takes its first program. Elsewhere it is a smaller call
+over some of the sequences, heads or rows: its pointers are moved, and some of its numbers are smaller. Each program
+does what it does in the whole launch, so the results are the same bit for bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
-from flash_attn.kernels.variants import Variant
-from flash_attn.runtime.protocol import Grid, Kernel, Tensors
-from flash_attn.runtime.submissions import Piece, Submissions
+from flash_attn.kernels.flags import CHUNK_BITS, HAS_BLOCK_TABLE, HAS_DESCALE
 
+# Products of a tile of scores: 2 * queries * keys * head_dim operations each.
+PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2, "int8_fwd": 2}
+_MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
 _ALIGNMENT = 4  # fp32 elements in the 16 bytes to which kernels expect some pointers to be aligned
 
 
 # The numbers of a launch, its programs, the sizes of its tiles, and `unit`: elements in 16 bytes.
 Numbers = Mapping[str, int]
-# (programs, pointer -> elements to move it by, number -> its changed value) of a launch. Every pointer has an entry.
+# (programs, pointer -> elements to move it by, number -> its changed value) of a launch. Every pointer has an entry, or
+# none has.
 Part = tuple[int, dict[str, int], dict[str, int]]
 
 
-class SubcallKernel:
-    """Launches a kernel once for each part of a call. Tiles and results are the kernel's own.
+def _operations_of_rows(products: int) -> Callable[[Numbers], int]:
+    """Operations of one program that takes a tile of queries with the keys that its rows see."""
 
-    within: takes the operations of one program, returns how many programs a launch may have.
-    """
+    def operations(numbers: Numbers) -> int:
+        reach = numbers["window_left"] + numbers["window_right"] + numbers["block_m"]
+        return products * _of_tile(numbers, numbers["block_m"] * min(numbers["seqlen_k"], reach))
 
-    def __init__(self, kernel: Kernel, variant: Variant, within: Callable[[int], int], submitted: Submissions) -> None:
-        self._kernel, self._within, self._submitted = kernel, within, submitted
-        self._function = variant.operation.function
-        self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
-        self.block_m, self.block_n = kernel.block_m, kernel.block_n
-        self.num_xcds, self.arguments = kernel.num_xcds, kernel.arguments
+    return operations
 
-    def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
-        """See `protocol.Kernel.launch`."""
-        names = self.arguments.numbers
-        values = {name: int(value) for name, value in zip(names, numbers, strict=True)}
-        values |= {"programs": grid[0], "unit": self._unit, "block_m": self.block_m, "block_n": self.block_n}
-        operations, parts = FUNCTIONS[self._function]
-        size = self._within(operations(values))
-        if grid[0] <= size:
-            seconds = self._submitted.seconds * grid[0] / size
-            self._submitted.launch(self._kernel, (grid, tensors, numbers), seconds)
-            return
 
-        def pieces() -> Iterator[Piece]:
-            for programs, offsets, changed in parts(values, size):
-                pointers = zip(self.arguments.pointers, tensors, strict=True)
-                moved = [_moved(tensor, offsets[name], name) for name, tensor in pointers]
-                some = [changed.get(name, number) for name, number in zip(names, numbers, strict=True)]
-                yield (programs, 1, 1), moved, some
+def _dkdv_operations(numbers: Numbers) -> int:
+    """Operations of one program of `attn_bwd_dkdv`: a tile of keys with the queries of its heads."""
+    reach = numbers["window_left"] + numbers["window_right"] + numbers["block_n"]
+    rows = min(numbers["seqlen_q"], reach) * numbers["group"]
+    return PRODUCTS["attn_bwd_dkdv"] * _of_tile(numbers, numbers["block_n"] * rows)
 
-        self._submitted.launch_apart(self._kernel, self._function, pieces())
+
+def _of_tile(numbers: Numbers, pairs: int) -> int:
+    """Operations of one product of so many pairs of a query and a key, as if every sequence were the longest one."""
+    return 2 * max(pairs, 1) * numbers["head_dim"] * numbers["unit"]
+
+
+def _programs(numbers: Numbers, size: int) -> Iterator[Part]:
+    """Ranges of the programs of a grid, whose first program is in the argument `chunk`."""
+    programs = numbers["programs"]
+    if programs > _MAX_PROGRAMS:
+        raise ValueError(
+            f"{programs} programs are too many for pieces, which take up to {_MAX_PROGRAMS}: pass fewer sequences or "
+            "heads at once"
+        )
+    for first in range(0, programs, size):
+        yield min(size, programs - first), {}, {"chunk": numbers["chunk"] | first << CHUNK_BITS}
 
 
 def _decode_operations(numbers: Numbers) -> int:
@@ -191,7 +191,7 @@ def _step(stride: int) -> int:
     return _ALIGNMENT // math.gcd(_ALIGNMENT, stride)
 
 
-def _moved(tensor: torch.Tensor | None, elements: int, name: str) -> torch.Tensor | None:
+def moved(tensor: torch.Tensor | None, elements: int, name: str) -> torch.Tensor | None:
     """The tensor from an element on. If that element is misaligned, lse and delta, which dbias reads, are copied with
     what follows them in their storage.
     """
@@ -207,6 +207,8 @@ def _moved(tensor: torch.Tensor | None, elements: int, name: str) -> torch.Tenso
 
 # Function -> the operations of one program, and the parts of a launch.
 FUNCTIONS: dict[str, tuple[Callable[[Numbers], int], Callable[[Numbers, int], Iterator[Part]]]] = {
+    **{name: (_operations_of_rows(products), _programs) for name, products in PRODUCTS.items()},
+    "attn_bwd_dkdv": (_dkdv_operations, _programs),
     "attn_decode": (_decode_operations, _decode),
     "attn_bwd_dbias": (_dbias_operations, _dbias),
     "attn_bwd_ddiagonals": (_diagonals_operations, _diagonals),

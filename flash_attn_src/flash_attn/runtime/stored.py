@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from flash_attn.runtime.environment import MAX_LAUNCH_SECONDS
 from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
 
+_PER_THREAD = 2  # names another stream in each thread, in both drivers
 # torch's current stream of a device, as the driver knows it.
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: 0)
 
@@ -31,8 +34,24 @@ def launcher(target: str) -> Any:
     return _launcher
 
 
+@cache
+def _capture(target: str) -> Callable[[int, int], int]:
+    """The launcher's `capture`. Without a launcher no capture is noticed: `submit` says what is missing."""
+    try:
+        found: Callable[[int, int], int] = launcher(target).capture
+    except KernelError:
+        return lambda _index, _stream: 0
+    return found
+
+
+def queue(target: str, index: int) -> int:
+    """See `protocol.Gpu.queue`, for the device with torch's index."""
+    stream = _current_stream(index)
+    return -_capture(target)(index, stream) or (get_ident() if stream == _PER_THREAD else stream)
+
+
 def submit(target: str, index: int) -> bool:
-    """See `protocol.Device.submit`, for the device with torch's index."""
+    """See `protocol.Gpu.submit`, for the device with torch's index."""
     module = launcher(target)
     try:
         done: bool = module.submit(index, _current_stream(index))
@@ -44,11 +63,12 @@ def submit(target: str, index: int) -> bool:
 
 def explain(error: RuntimeError) -> None:
     """Raises an error of a lost GPU with its likely cause, on a system that resets a GPU whose kernel runs too long."""
-    if getattr(error, "code", None) in _LOST and PLATFORM.launch_seconds is not None:
+    limit = PLATFORM.launch_limit("") if getattr(error, "code", None) in _LOST else None
+    if limit is not None:
         raise RuntimeError(
-            f"{error}. Windows resets a GPU whose kernel runs for two seconds, and then every call fails until Python "
-            f"starts again. Set {MAX_LAUNCH_SECONDS}={PLATFORM.launch_seconds / 5} before Python starts: flash_attn "
-            f"then launches long kernels in smaller pieces (now {PLATFORM.launch_seconds} s by an estimate)"
+            f"{error}. {limit.cause}, and then every call fails until Python starts again. Set {MAX_LAUNCH_SECONDS}="
+            f"{limit.seconds / 5:g} before Python starts: flash_attn then launches long kernels in smaller pieces (now "
+            f"{limit.seconds:g} s by an estimate)"
         ) from error
 
 

@@ -1,56 +1,101 @@
 """What the driver hands to the system at once, for systems that limit the time of it.
 
-Windows limits the time of one submission, and HIP collects up to 256 commands in one (ROCm/clr, palvirtual.hpp). So the
-pieces of a long launch, and short launches one after another, would count together.
+Windows limits the time of one submission, and HIP collects up to 256 commands of a stream in one (ROCm/clr,
+palvirtual.hpp). So the pieces of a long launch, and short launches one after another, would count together. A replayed
+graph counts as one task.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterable, Sequence
 
-from flash_attn.runtime.protocol import Device, Grid, Kernel, Tensors, kernels
+from flash_attn.runtime.protocol import Gpu, Grid, Kernel, Tensors, kernels
 
 Piece = tuple[Grid, Tensors, Sequence[int | float]]  # the arguments of `protocol.Kernel.launch`
+_MAX_ACCOUNTS = 256  # then the accounts of graphs are forgotten
 
 
-class Submissions:
-    """The submissions of a device, each with launches of flash_attn that take about `seconds` at most."""
+class Launches:
+    """Launches where each kernel is a task of its own, as on Linux. seconds: the longest time of one, about."""
 
-    def __init__(self, device: Device, seconds: float) -> None:
-        self._device, self.seconds = device, seconds
-        self._pending = 0.0  # seconds of what was launched and not submitted
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
-    def launch(self, kernel: Kernel, whole: Piece, seconds: float) -> None:
-        """Launches a kernel that takes so many seconds. What was launched before is submitted if both take too long."""
-        if self._pending + seconds > self.seconds:
-            self._submit()
-        self._pending += seconds
+    def launch(self, kernel: Kernel, name: str, whole: Piece, seconds: float) -> None:  # noqa: ARG002 - Submissions do
+        """Launches a kernel that takes so many seconds."""
         kernel.launch(*whole)
 
-    def launch_apart(self, kernel: Kernel, name: str, pieces: Iterable[Piece]) -> None:
-        """Launches each piece as a submission of its own. In a capture of a graph they cannot be kept apart: warns."""
-        apart = self._submit()
+    def launch_apart(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:  # noqa: ARG002
+        """Launches pieces that take so many seconds in all, each as a task of its own."""
         for piece in pieces:
             kernel.launch(*piece)
-            self._submit()
-        if not apart:
+
+
+class _Account:
+    """The seconds of what one stream holds back, or of what one graph has. The lock is held until a launch is made."""
+
+    __slots__ = ("lock", "seconds")
+
+    def __init__(self) -> None:
+        self.lock, self.seconds = threading.RLock(), 0.0
+
+
+class Submissions(Launches):
+    """Submissions of a GPU, each with launches of flash_attn that take about `seconds` at most.
+
+    A stream that takes the handle of a destroyed stream begins with its seconds, so it is submitted once too early.
+    """
+
+    def __init__(self, gpu: Gpu, seconds: float) -> None:
+        super().__init__(seconds)
+        self._gpu = gpu
+        self._accounts: dict[int, _Account] = {}
+
+    def launch(self, kernel: Kernel, name: str, whole: Piece, seconds: float) -> None:
+        """See `Launches`. What the stream holds back is submitted before if both take too long."""
+        queue = self._gpu.queue()
+        account = self._accounts.get(queue) or self._open(queue)
+        with account.lock:
+            if account.seconds + seconds > self.seconds:
+                self._full(account, queue, name)
+            account.seconds += seconds
+            kernel.launch(*whole)
+
+    def launch_apart(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
+        queue = self._gpu.queue()
+        account = self._accounts.get(queue) or self._open(queue)
+        with account.lock:
+            self._full(account, queue, name)
+            for piece in pieces:
+                kernel.launch(*piece)
+                if queue >= 0:
+                    self._gpu.submit()
+            if queue < 0:
+                account.seconds += seconds
+
+    def _full(self, account: _Account, queue: int, name: str) -> None:
+        """Submits what the stream holds back. A graph cannot be submitted in parts: warns once."""
+        if queue >= 0:
+            if self._gpu.submit():
+                account.seconds = 0.0
+        elif account.seconds <= self.seconds:
             warnings.warn(
-                f"{name} is captured into a graph in pieces of {self.seconds} s. A replay can hand all of them to the "
-                "system at once, and Windows resets a GPU that is busy for two seconds: capture calls of shorter "
-                "sequences, or call flash_attn outside of the graph",
+                f"{name} makes a captured graph longer than {self.seconds:g} s by an estimate. A replay can hand the "
+                "whole graph to the system at once, and Windows resets a GPU that is busy for two seconds: capture "
+                "fewer layers or shorter sequences in a graph, or call flash_attn outside of it",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
-    def _submit(self) -> bool:
-        self._pending = 0.0
-        return self._device.submit()
+    def _open(self, queue: int) -> _Account:
+        if len(self._accounts) >= _MAX_ACCOUNTS:
+            self._accounts = {number: account for number, account in self._accounts.copy().items() if number >= 0}
+        return self._accounts.setdefault(queue, _Account())
 
 
-def of(device: Device, seconds: float) -> Submissions:
-    """The submissions of a device, which all of its kernels share."""
-    found: Submissions | None = kernels.get(("submissions", device))
-    if found is None or found.seconds != seconds:
-        found = kernels["submissions", device] = Submissions(device, seconds)
+def of(gpu: Gpu, seconds: float) -> Submissions:
+    """The submissions of a GPU, which all of its kernels share."""
+    found: Submissions = kernels.setdefault(("submissions", gpu, seconds), Submissions(gpu, seconds))
     return found

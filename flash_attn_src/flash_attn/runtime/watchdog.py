@@ -1,37 +1,31 @@
 """Long launches in pieces, for systems that reset a GPU whose kernel runs too long, as Windows does after two seconds.
 
-A piece is a range of the programs of one grid, so the results are the same bit for bit. Kernels without a first program
-take a part of the sequences, heads or rows instead (`slices`). Each piece is submitted alone (`submissions`). The time
-of a launch is estimated from the shapes of the call and from the GPU: see `Gpu.programs`.
+`slices` says what the pieces are, and `submissions` submits each alone. The time of a launch is estimated from the
+shapes of the call and from the GPU: see `Rate.programs`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flash_attn.kernels import targets
-from flash_attn.kernels.flags import CHUNK_BITS
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import environment, slices, submissions
 from flash_attn.runtime.platform import PLATFORM
-from flash_attn.runtime.protocol import Device, Grid, Kernel, Tensors
-from flash_attn.runtime.submissions import Submissions
+from flash_attn.runtime.protocol import Device, Gpu, Grid, Kernel, Tensors
 
 # Cycles of full speed that every compute unit is supposed to reach in a second: a quarter of 2 GHz, because small GPUs
 # are slowed down by heat and memory.
 CYCLES_PER_SECOND = 0.5e9
 FP32_FLOPS_PER_CYCLE = 128  # of one compute unit without a matrix unit for the type
-
-_SHAPE = ("seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right")
-# Products of a tile of scores: 2 * queries * keys * head_dim operations each.
-_PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2, "int8_fwd": 2}
-_MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
+_KEPT_ESTIMATES = 64  # of one kernel
 
 
 @dataclass(frozen=True)
-class Gpu:
+class Rate:
     """The facts for the estimate: operations per second of a compute unit, and the number of compute units."""
 
     flops: float
@@ -45,54 +39,54 @@ class Gpu:
         return self.compute_units * max(int(seconds * self.flops / flops), 1)
 
 
-class ProgramRangeKernel:
-    """Launches a kernel over ranges of its programs; a range takes at most about `submitted.seconds`.
+class WatchedKernel:
+    """Launches a kernel in pieces of at most about `launches.seconds`. Tiles and results are the kernel's own."""
 
-    Tiles and results are the kernel's own.
-    """
-
-    def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, submitted: Submissions) -> None:
-        self._kernel, self._gpu, self._submitted = kernel, gpu, submitted
+    def __init__(self, kernel: Kernel, variant: Variant, rate: Rate, launches: submissions.Launches) -> None:
+        self._kernel, self._rate, self._launches = kernel, rate, launches
         self._function = variant.operation.function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
-        self.arguments = kernel.arguments
-        self._places = {name: place for place, name in enumerate(self.arguments.numbers)}
+        self.arguments, self.num_xcds = kernel.arguments, kernel.num_xcds
         self.block_m, self.block_n = kernel.block_m, kernel.block_n
-        self.num_xcds = kernel.num_xcds
+        # id of the numbers of a launch -> the numbers, and their programs_within(). Plans pass the same tuples again.
+        self._estimates: dict[int, tuple[tuple[int | float, ...], int]] = {}
 
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `protocol.Kernel.launch`."""
-        programs, size = grid[0], self.programs_within(numbers)
-        seconds = self._submitted.seconds
-        if programs <= size:
-            self._submitted.launch(self._kernel, (grid, tensors, numbers), seconds * programs / size)
-            return
-        if programs > _MAX_PROGRAMS:
-            raise ValueError(
-                f"{self._function}: {programs} programs are too many for pieces of {seconds} s, which take up to "
-                f"{_MAX_PROGRAMS}: pass fewer sequences or heads at once"
-            )
-        pieces = (
-            ((min(size, programs - first), *grid[1:]), tensors, self._beginning(first, numbers))
-            for first in range(0, programs, size)
-        )
-        self._submitted.launch_apart(self._kernel, self._function, pieces)
-
-    def _beginning(self, first: int, numbers: Sequence[int | float]) -> tuple[int | float, ...]:
-        """The numbers of a piece that begins with this program."""
-        place = self._places["chunk"]
-        return (*numbers[:place], int(numbers[place]) | first << CHUNK_BITS, *numbers[place + 1 :])
+        known = self._estimates.get(id(numbers))
+        size = known[1] if known is not None and known[0] is numbers else self.programs_within(numbers)
+        seconds = self._launches.seconds * grid[0] / size
+        if grid[0] <= size:
+            self._launches.launch(self._kernel, self._function, (grid, tensors, numbers), seconds)
+        else:
+            pieces = self._pieces(grid, tensors, numbers, size)
+            self._launches.launch_apart(self._kernel, self._function, pieces, seconds)
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
-        """How many programs a launch may have. Their time is estimated as if every program had the longest sequence."""
-        seqlen_q, seqlen_k, head_dim, left, right = (int(numbers[self._places[name]]) for name in _SHAPE)
-        if self._function == "attn_bwd_dkdv":
-            rows = min(seqlen_q, left + right + self.block_n) * int(numbers[self._places["group"]])
-            pairs = self.block_n * rows
-        else:
-            pairs = self.block_m * min(seqlen_k, left + right + self.block_m)
-        flops = 2 * _PRODUCTS[self._function] * max(pairs, 1) * head_dim * self._unit
-        return self._gpu.programs(self._submitted.seconds, flops)
+        """How many programs a launch may have."""
+        operations, _ = slices.FUNCTIONS[self._function]
+        size = self._rate.programs(self._launches.seconds, operations(self._values(numbers)))
+        if isinstance(numbers, tuple):
+            if len(self._estimates) >= _KEPT_ESTIMATES:
+                self._estimates.clear()
+            self._estimates[id(numbers)] = numbers, size
+        return size
+
+    def _values(self, numbers: Sequence[Any]) -> dict[str, int]:
+        values = dict(zip(self.arguments.numbers, numbers, strict=True))
+        return values | {"unit": self._unit, "block_m": self.block_m, "block_n": self.block_n}
+
+    def _pieces(
+        self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float], size: int
+    ) -> Iterator[submissions.Piece]:
+        _, parts = slices.FUNCTIONS[self._function]
+        names, pointers = self.arguments.numbers, self.arguments.pointers
+        for programs, offsets, changed in parts(self._values(numbers) | {"programs": grid[0]}, size):
+            moved = tensors
+            if offsets:
+                moved = [slices.moved(x, offsets[name], name) for name, x in zip(pointers, tensors, strict=True)]
+            some = [changed.get(name, number) for name, number in zip(names, numbers, strict=True)]
+            yield (programs, *grid[1:]), moved, some
 
 
 def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
@@ -100,19 +94,21 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
 
     Otherwise the same kernel with its launches in pieces. Raises RuntimeError for a limit that is no number of seconds.
     """
-    function = variant.operation.function
-    if function not in _PRODUCTS and function not in slices.FUNCTIONS:
+    if variant.operation.function not in slices.FUNCTIONS:
         return kernel
     try:
-        limit = environment.seconds(os.environ, environment.MAX_LAUNCH_SECONDS)
+        seconds = environment.seconds(os.environ, environment.MAX_LAUNCH_SECONDS)
     except ValueError as error:
         raise RuntimeError(f"{error}: set it to a number of seconds, or to 0 for no limit") from None
-    seconds = PLATFORM.launch_seconds if limit is None else limit
+    gpu = device if isinstance(device, Gpu) else None
+    if seconds is None:
+        limit = PLATFORM.launch_limit(None if gpu is None else gpu.screen)
+        seconds = 0.0 if limit is None else limit.seconds
     if not seconds:
         return kernel
-    rate = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
-    gpu = Gpu(rate * CYCLES_PER_SECOND, device.compute_units)
-    submitted = submissions.of(device, seconds)
-    if function in slices.FUNCTIONS:
-        return slices.SubcallKernel(kernel, variant, lambda flops: gpu.programs(seconds, flops), submitted)
-    return ProgramRangeKernel(kernel, variant, gpu, submitted)
+    flops = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
+    rate = Rate(flops * CYCLES_PER_SECOND, device.compute_units)
+    launches = submissions.Launches(seconds)
+    if gpu is not None and not PLATFORM.has_kfd:
+        launches = submissions.of(gpu, seconds)
+    return WatchedKernel(kernel, variant, rate, launches)

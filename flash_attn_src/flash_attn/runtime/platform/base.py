@@ -6,6 +6,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 # What PowerShell and cmd both take as a program's path without quotes.
@@ -15,6 +16,14 @@ _PLAIN_PATH = re.compile(r"[\w:\\./~-]+")
 def in_powershell(program: str) -> str:
     """The path of a program as a command. PowerShell takes a text in quotes as a command after `&` alone."""
     return program if _PLAIN_PATH.fullmatch(program) else f'& "{program}"'
+
+
+@dataclass(frozen=True)
+class LaunchLimit:
+    """The longest time that one launch should take, and who ends a longer task: the beginning of a sentence."""
+
+    seconds: float
+    cause: str
 
 
 class Platform(ABC):
@@ -58,11 +67,12 @@ class Platform(ABC):
     def has_kfd(self) -> bool:
         """Whether GPUs are reached through the device file /dev/kfd."""
 
-    @property
-    def launch_seconds(self) -> float | None:
-        """The longest time that one launch should take, None for any. Windows resets a GPU whose kernel runs for two
-        seconds, also for a program in WSL."""
-        return None if self.has_kfd else 0.5
+    def launch_limit(self, screen: str | None) -> LaunchLimit | None:  # noqa: ARG002 - Linux reads it
+        """The limit of a GPU, None for none. Windows has one, also for a program in WSL.
+
+        screen: as in `protocol.Gpu`; "" stands for all GPUs.
+        """
+        return None if self.has_kfd else LaunchLimit(0.5, "Windows resets a GPU whose kernel runs for two seconds")
 
     @abstractmethod
     def default_caches(self) -> Path:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flash_attn.runtime.platform.base import Platform
+from flash_attn.runtime.platform.base import LaunchLimit, Platform
 
 _WSL_GPU = Path("/dev/dxg")  # the device of WSL (Linux in Windows) that replaces /dev/kfd
 _MAPS = Path("/proc/self/maps")
 _MEMORY = Path("/proc/meminfo")
+_LOCKUP = Path("/sys/module/amdgpu/parameters/lockup_timeout")
+_LONG_LOCKUP = 10  # seconds: the default for years, which no report blames
+_DRM = Path("/sys/class/drm")
 _EMULATOR = "rocjitsu"  # AMD's; it puts its library, librocjitsu.so or librocjitsu_kmd.so, into LD_PRELOAD
 _DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
 
@@ -25,6 +28,15 @@ class Linux(Platform):
     @property
     def has_kfd(self) -> bool:
         return not _WSL_GPU.exists()
+
+    def launch_limit(self, screen: str | None) -> LaunchLimit | None:
+        """A GPU whose screen waits longer than amdgpu's lockup_timeout is reset. Before kernel 7 that was 10 s."""
+        seconds = _lockup_seconds(_read(_LOCKUP).strip("\0\n "), os.uname().release)
+        if not self.has_kfd or screen is None or not 0 < seconds < _LONG_LOCKUP:
+            return super().launch_limit(screen)
+        waiting = ", ".join(address for address in _screens() if screen in ("", address))
+        cause = f"The driver amdgpu resets a GPU ({waiting}) whose screen waits for {seconds:g} s (lockup_timeout)"
+        return LaunchLimit(min(seconds / 4, 0.5), cause) if waiting else None
 
     def default_caches(self) -> Path:
         return Path.home() / ".cache"
@@ -57,6 +69,27 @@ class Linux(Platform):
 
     def gpu_driver(self) -> str:
         return next((text.splitlines()[0].strip() for path in _DRIVERS if (text := _read(path).strip())), "")
+
+
+def _lockup_seconds(setting: str, release: str) -> float:
+    """How long a job of graphics may take. Negative: for ever.
+
+    setting: lockup_timeout in ms, for all queues or for graphics, compute, copies and video. 0, or nothing, is the
+    default of the kernel's release (amdgpu_drv.c, amdgpu_device.c).
+    """
+    try:
+        milliseconds = int(setting.split(",")[0], 0)
+    except ValueError:
+        milliseconds = 0
+    newer = int(release.split(".")[0]) >= 7
+    return (milliseconds or (2000 if newer else 10000)) / 1000
+
+
+def _screens() -> list[str]:
+    """The PCI addresses of amdgpu's GPUs with a screen. A virtual GPU has connectors without one."""
+    connectors = [path.parent for path in sorted(_DRM.glob("card*-*/status")) if _read(path).strip() == "connected"]
+    cards = {_DRM / path.name.partition("-")[0] / "device" for path in connectors if "-Virtual-" not in path.name}
+    return sorted(card.resolve().name for card in cards if (card / "driver").resolve().name == "amdgpu")
 
 
 def _mapped() -> set[str]:
