@@ -199,7 +199,7 @@ query_stream(struct problem *problem, void *stream)
 }
 
 unsigned long long
-ask_stream(struct problem *problem, long device, void *stream, int query, int *submitted)
+ask_stream(struct problem *problem, long long device, void *stream, int query, int *submitted)
 {
     int count = count_devices(problem), status = 0;
     unsigned long long graph = 0;

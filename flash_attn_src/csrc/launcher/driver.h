@@ -106,6 +106,6 @@ void leave(struct problem *problem, const struct visit *visit);
 
 /* The number of the graph into which a stream of a device is captured, 0 for none. Where `query` is set and there is no
  * capture, makes the driver submit what was launched on the stream: *submitted says whether. Needs no GIL. */
-unsigned long long ask_stream(struct problem *problem, long device, void *stream, int query, int *submitted);
+unsigned long long ask_stream(struct problem *problem, long long device, void *stream, int query, int *submitted);
 
 #endif

@@ -83,7 +83,7 @@ ask(PyObject *const *arguments, Py_ssize_t count, const char *name, int query)
 {
     if (count != 2)
         return PyErr_Format(PyExc_TypeError, "%s() wants a device and a stream", name);
-    long device = PyLong_AsLong(arguments[0]);
+    long long device = INT64_OF_PYTHON(arguments[0]);
     unsigned long long stream = PyErr_Occurred() ? 0 : UINT64_OF_PYTHON(arguments[1]), graph;
     if (PyErr_Occurred() || !is_bound())
         return NULL;
@@ -95,7 +95,7 @@ ask(PyObject *const *arguments, Py_ssize_t count, const char *name, int query)
     if (problem.kind == NONE)
         return query ? PyBool_FromLong(submitted) : Py_BuildValue("K", graph);
     char subject[64];
-    PyOS_snprintf(subject, sizeof(subject), "%s() on device %ld", name, device);
+    PyOS_snprintf(subject, sizeof(subject), "%s() on device %lld", name, device);
     raise_problem(&problem, subject);
     return NULL;
 }
