@@ -23,12 +23,8 @@ class Launches:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def launch(self, kernel: Kernel, name: str, whole: Piece, seconds: float) -> None:  # noqa: ARG002 - Submissions do
-        """Launches a kernel that takes so many seconds."""
-        kernel.launch(*whole)
-
-    def launch_apart(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:  # noqa: ARG002
-        """Launches pieces that take so many seconds in all, each as a task of its own."""
+    def launch(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:  # noqa: ARG002
+        """Launches the pieces of a call, which take so many seconds in all. A call with one takes at most `seconds`."""
         for piece in pieces:
             kernel.launch(*piece)
 
@@ -53,29 +49,21 @@ class Submissions(Launches):
         self._gpu = gpu
         self._accounts: dict[int, _Account] = {}
 
-    def launch(self, kernel: Kernel, name: str, whole: Piece, seconds: float) -> None:
-        """See `Launches`. What the stream holds back is submitted before if both take too long."""
+    def launch(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
+        """See `Launches`. Submits what the stream holds back before a call with which it takes too long, and each piece
+        of a call that takes too long by itself."""
         queue = self._gpu.queue()
         account = self._accounts.get(queue) or self._open(queue)
         with account.lock:
             if account.seconds + seconds > self.seconds:
-                self._full(account, queue, name)
+                self._submit(account, queue, name)
             account.seconds += seconds
-            kernel.launch(*whole)
-
-    def launch_apart(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
-        queue = self._gpu.queue()
-        account = self._accounts.get(queue) or self._open(queue)
-        with account.lock:
-            self._full(account, queue, name)
             for piece in pieces:
                 kernel.launch(*piece)
-                if queue >= 0:
-                    self._gpu.submit()
-            if queue < 0:
-                account.seconds += seconds
+                if seconds > self.seconds:
+                    self._submit(account, queue, name)
 
-    def _full(self, account: _Account, queue: int, name: str) -> None:
+    def _submit(self, account: _Account, queue: int, name: str) -> None:
         """Submits what the stream holds back. A graph cannot be submitted in parts: warns once."""
         if queue >= 0:
             if self._gpu.submit():

@@ -55,12 +55,9 @@ class WatchedKernel:
         """See `protocol.Kernel.launch`."""
         known = self._estimates.get(id(numbers))
         size = known[1] if known is not None and known[0] is numbers else self.programs_within(numbers)
-        seconds = self._launches.seconds * grid[0] / size
-        if grid[0] <= size:
-            self._launches.launch(self._kernel, self._function, (grid, tensors, numbers), seconds)
-        else:
-            pieces = self._pieces(grid, tensors, numbers, size)
-            self._launches.launch_apart(self._kernel, self._function, pieces, seconds)
+        whole = grid[0] <= size
+        pieces = ((grid, tensors, numbers),) if whole else self._pieces(grid, tensors, numbers, size)
+        self._launches.launch(self._kernel, self._function, pieces, self._launches.seconds * grid[0] / size)
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
         """How many programs a launch may have."""
