@@ -16,7 +16,7 @@ from flash_attn.runtime.store import KernelError
 class Recording:
     """A GPU with the compute units of an MI300X. Its launches are kept and never run, unless `run` runs them."""
 
-    compute_units = 304
+    compute_units = 304  # of an MI300X
 
     def __init__(self, target: str, run: Callable[[Sequence[Launch], Tensors], None] | None = None) -> None:
         """run: called for the launches of each call, while the memory that they name is there."""
