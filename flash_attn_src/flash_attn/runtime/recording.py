@@ -14,9 +14,9 @@ from flash_attn.runtime.store import KernelError
 
 
 class Recording:
-    """A GPU with the compute units of an MI300X. Its launches are kept and never run, unless `run` runs them."""
+    """A GPU with the compute units of an MI300X. It keeps its launches, and runs them by `run` alone."""
 
-    compute_units = 304  # of an MI300X
+    compute_units = 304
 
     def __init__(self, target: str, run: Callable[[Sequence[Launch], Tensors], None] | None = None) -> None:
         """run: called for the launches of each call, while the memory that they name is there."""
