@@ -204,8 +204,16 @@ def _check(leaves: list[torch.Tensor], score_mod: Function | None, mask_mod: Fun
     return PLANS[-1]
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
+# Every mask by itself, and with a quarter of the scores.
+PAIRS = [
+    (mask, score)
+    for i, mask in enumerate(MASKS)
+    for j, score in enumerate(SCORES)
+    if score == "plain" or not (i + j) % 4
+]
+
+
+@pytest.mark.parametrize(("mask", "score"), PAIRS)
 def test_masks_and_scores(mask: str, score: str) -> None:
     mask_mod, arguments = MASKS[mask]
     made = _check(_draw(torch.float32), SCORES[score], mask_mod, lse=True)
@@ -216,6 +224,29 @@ def test_masks_and_scores(mask: str, score: str) -> None:
     elif score == "plain":
         assert (made.attn_bias is None) is (mask == "no mask")
         assert arguments is None or mask == "no mask"
+
+
+BITS, TYPES, SMALL = _integers(8, N).to(DEVICE), _integers(3, N).to(DEVICE), _integers(6, N).to(DEVICE, torch.uint8)
+# Conditions by numbers that are no bools, and numbers that overflow -> whether ranges and ids serve them.
+NUMBERS: dict[str, tuple[Function, bool]] = {
+    "bits of both": (lambda b, h, q, kv: (BITS[q] & BITS[kv]).bool(), False),
+    "a bit of a key": (lambda b, h, q, kv: (BITS[kv] & 2).bool() & (q >= kv), True),
+    "a number of a key": (lambda b, h, q, kv: TYPES[kv].to(torch.bool) & (q >= kv), True),
+    "turned bits": (lambda b, h, q, kv: (~BITS[kv]).bool() & (q >= kv), True),
+    "a logical and": (lambda b, h, q, kv: torch.logical_and(BITS[q], TYPES[kv]), True),
+    "bits in a logical and": (lambda b, h, q, kv: torch.logical_and(q >= kv, BITS[q] & BITS[kv]), False),
+    "numbers of blocks": (lambda b, h, q, kv: TYPES[q // 128 + kv // 128].bool(), True),
+    "an overflow": (lambda b, h, q, kv: kv <= SMALL[q] - 5, True),
+    "a product that overflows": (lambda b, h, q, kv: kv <= 100 * SMALL[q], True),
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_numbers_are_no_conditions(numbers: str) -> None:
+    mask_mod, has_bounds = NUMBERS[numbers]
+    made = _check(_draw(torch.float32), None, mask_mod, lse=False)
+    assert isinstance(made, Masked) is has_bounds
+    _check(_draw(torch.float32), lambda s, b, h, q, kv: s + TABLE[h][q] - TABLE[h, kv], mask_mod, lse=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -19,6 +19,7 @@ def _calls(*names: str) -> set[Any]:
     return {call for name in names for home in (_T, torch) if (call := getattr(home, name, None)) is not None}
 
 
+_LOGICAL = _calls("logical_and", "logical_or", "logical_not")
 _AND = _calls("__and__", "__rand__", "logical_and", "bitwise_and")
 _OR = _calls("__or__", "__ror__", "logical_or", "bitwise_or")
 _NOT = _calls("__invert__", "logical_not", "bitwise_not")
@@ -37,6 +38,8 @@ _DIVIDE = _calls("__floordiv__", "floor_divide")
 _REMAINDER = _calls("__mod__", "remainder")
 ABS = _calls("__abs__", "abs", "absolute")
 _WRAPPERS = _calls("to", "bool")
+_OF_BITS = _calls("__xor__", "__rxor__", "bitwise_xor") | (_AND | _OR | _NOT) - _LOGICAL
+_OF_TRUTH = _calls("logical_xor", "isnan", "isinf", "isfinite") | _LOGICAL | _LE | _LT | _GE | _GT | _EQ | _NE
 _CONSTANTS = {_T.new_zeros: False, torch.zeros_like: False, _T.new_ones: True, torch.ones_like: True}
 
 
@@ -49,18 +52,35 @@ def bounds_of(term: Any, block_size: tuple[int, int]) -> Bounds:
         return Bounds() if _is_true(term) else Bounds(())
     if term.call in _CONSTANTS:
         return Bounds() if _CONSTANTS[term.call] else Bounds(())
-    if term.call in _WRAPPERS and "kv" in term.names:
+    if term.call in _WRAPPERS and "kv" in term.names and _is_bool(term.args[0]):
         return bounds_of(term.args[0], block_size)
+    is_true = Term(_T.bool, (term,))
     if "kv" not in term.names:
-        return Bounds((Range(None, Linear(terms=((_FAR, Term(_T.long, (Term(_T.bool, (term,)),))),))),))
+        return Bounds((Range(None, Linear(terms=((_FAR, Term(_T.long, (is_true,))),))),))
     try:
         return _of_call(term, block_size)
     except UnboundedError:
         if term.names <= {"b", "h", "kv"}:
-            return Bounds(ids=((True, term),))
+            return Bounds(ids=((True, is_true),))
         if _is_constant_in_blocks(term, block_size):
-            return Bounds(blocks=(term,))
+            return Bounds(blocks=(is_true,))
         raise
+
+
+def _is_bool(x: Any) -> bool:
+    """Whether x is known to be a bool, so that its bit is a condition."""
+    if not isinstance(x, Term):
+        return isinstance(x, bool) or (isinstance(x, _T) and x.dtype is torch.bool)
+    dtypes = [y for y in (*x.args, *(x.kwargs or {}).values()) if isinstance(y, torch.dtype)]
+    if dtypes:
+        return dtypes == [torch.bool] and (x.call is _T.to or x.call in _CONSTANTS)
+    if x.call in (torch.where, _T.where):
+        return all(map(_is_bool, x.args[1:] if x.call is torch.where else x.args[::2]))
+    if x.call in _OF_BITS:
+        return all(map(_is_bool, x.args))
+    if x.call in (_T.__getitem__, _T.to, *_CONSTANTS):
+        return _is_bool(x.args[0])
+    return x.call in _OF_TRUTH or x.call is _T.bool
 
 
 def _is_true(value: Any) -> bool:
@@ -73,6 +93,8 @@ def _of_call(term: Term, block_size: tuple[int, int]) -> Bounds:
     call, args = term.call, term.args
     if term.kwargs:
         raise UnboundedError("named arguments")
+    if call in _OF_BITS and not _is_bool(term):
+        raise UnboundedError("bits of numbers")
     if call in _AND:
         bounds = Bounds()
         for part in _with_equal_ids([*_parts(term)]):
@@ -90,7 +112,7 @@ def _of_call(term: Term, block_size: tuple[int, int]) -> Bounds:
 
 def _parts(term: Any) -> Iterator[Any]:
     """The terms that an `and` joins."""
-    if isinstance(term, Term) and term.call in _AND:
+    if isinstance(term, Term) and term.call in _AND and (term.call in _LOGICAL or _is_bool(term)):
         for x in term.args:
             yield from _parts(x)
     else:
@@ -217,7 +239,7 @@ def linear(x: Any) -> Linear:
         raise UnboundedError("a number that is not whole")
     if x.is_argument and x.key in ("q", "kv"):
         return Linear(kv=int(x.key == "kv"), q=int(x.key == "q"))
-    if "kv" not in x.names and "q" not in x.names:
+    if "kv" not in x.names and not ("q" in x.names and _is_int64(x)):
         return Linear(terms=((1, x),))
     if not x.kwargs:
         args = x.args
@@ -235,6 +257,12 @@ def linear(x: Any) -> Linear:
     if "kv" not in x.names:
         return Linear(terms=((1, x),))
     raise UnboundedError("a key in another function")
+
+
+def _is_int64(x: Any) -> bool:
+    """Whether a sum has a place in it, and so the places' type. A sum of values of a table may overflow in theirs."""
+    is_sum = isinstance(x, Term) and x.call in (ADD | SUBTRACT | _SUBTRACT_FROM | NEGATE | MULTIPLY)
+    return any(map(_is_int64, x.args)) if is_sum else isinstance(x, Term) and x.is_argument
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:

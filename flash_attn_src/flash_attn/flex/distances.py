@@ -46,8 +46,11 @@ def is_of_distance(x: Any) -> bool:
     try:
         form = linear(x)
     except UnboundedError:
-        return not x.is_argument and is_of_distance([*x.args, *(x.kwargs or {}).values()])
-    return form.kv == -form.q and is_of_distance([term for _, term in form.terms])
+        form = Linear(terms=((1, x),))
+    terms = [term for _, term in form.terms]
+    if any(term is x for term in terms):
+        return is_of_distance([*x.args, *(x.kwargs or {}).values()])
+    return form.kv == -form.q and is_of_distance(terms)
 
 
 def is_causal(bounds: Bounds) -> bool:
