@@ -83,14 +83,19 @@ class Mask:
 
 def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, device: torch.device) -> None:
     """Raises unless x is int32 of this shape, in which each of the first `shared` axes may have size 1."""
-    axes = ", ".join(f"1 or {size}" if axis < shared else str(size) for axis, size in enumerate(shape))
     if not isinstance(x, torch.Tensor) or x.dtype is not torch.int32:
         got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"{name}: got {got}, wanted an int32 tensor of shape ({axes}): pass {name}.to(torch.int32)")
+        wanted = _written(shape, shared)
+        raise TypeError(f"{name}: got {got}, wanted an int32 tensor of shape {wanted}: pass {name}.to(torch.int32)")
     fits = x.dim() == len(shape) and all(
         got == size or (got == 1 and axis < shared) for axis, (got, size) in enumerate(zip(x.shape, shape, strict=True))
     )
     if not fits:
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({axes})")
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {_written(shape, shared)}")
     if x.device != device:
         raise ValueError(f"{name}: got it on {x.device}, wanted {device} as q has: {name}.to(q.device)")
+
+
+def _written(shape: tuple[int, ...], shared: int) -> str:
+    """A shape for messages. Only there, because a compiler cannot write the sizes that change from call to call."""
+    return f"({', '.join(f'1 or {size}' if axis < shared else f'{size}' for axis, size in enumerate(shape))})"
