@@ -79,19 +79,23 @@ def _call(dtype: torch.dtype = torch.float16, **given: Any) -> AttentionCall:
 
 def _gradients(call: AttentionCall) -> GradientCall:
     torch.manual_seed(1)
-    result = on_cpu.forward(AttentionCall(call.q, call.k, call.v, Options(0.25)))  # what comes out depends on no option
+    result = on_cpu.forward(replace(call, options=Options(0.25), out=None))  # what comes out depends on no option
     dout = torch.randn_like(call.q)
     new = [torch.zeros_like(x) for x in (call.q, call.k, call.v)]
     return GradientCall(call, dout, result.out, result.softmax_lse, *new, None)
 
 
 def _derivatives(call: AttentionCall, backward: Callable[[GradientCall], Any]) -> list[torch.Tensor]:
+    if call.is_inference:  # autograd refuses it
+        return []
     gradients = _gradients(call)
     backward(gradients)
     return [gradients.dq, gradients.dk, gradients.dv]
 
 
-def _cached(call: AttentionCall) -> CacheCall:
+def _cached(call: AttentionCall | CacheCall) -> CacheCall:
+    if isinstance(call, CacheCall):
+        return call
     return CacheCall(call.q, call.k, call.v, call.options, cache_seqlens=SEQLEN_K)
 
 

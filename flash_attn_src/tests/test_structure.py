@@ -32,8 +32,6 @@ MOST_PARAMETERS = 12
 # The functions that may have more, by file: their signatures are upstream's, or the schemas of custom ops.
 LONG_SIGNATURES = {
     "cute/interface.py": {"flash_attn_func", "flash_attn_varlen_func"},
-    "custom_ops/attention.py": {"_flash_attn_varlen_forward"},
-    "custom_ops/backward.py": {"_flash_attn_backward", "_flash_attn_varlen_backward"},
     "fa3/backward.py": {"_flash_attn_backward"},
     "fa3/split_kv.py": {"get_scheduler_metadata"},
     "fa4/private.py": {"_flash_attn_bwd", "_flash_attn_fwd"},

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from flash_attn import backends
-from flash_attn.api import SINCE_2_8_4, parameters
+from flash_attn.api import SINCE_2_8_4
 from flash_attn.arguments import check_dense, check_num_splits, check_per_sequence, check_varlen
-from flash_attn.calls import AttentionCall, Options, maybe_contiguous, new_out
+from flash_attn.calls import AttentionCall, maybe_contiguous, new_out
 from flash_attn.custom_ops import autograd
-from flash_attn.custom_ops.results import complete, fake_results, register_fake
+from flash_attn.custom_ops.results import call_of, complete, custom_op, fake_results, register_fake
 from flash_attn.tracing import refuse_tangents_of_an_op
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
@@ -26,76 +26,36 @@ _VARLEN_SCHEMA = (
     f"Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False{', SymInt num_splits=0' * SINCE_2_8_4}) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
 )
-_NUM_SPLITS = parameters(since={"num_splits": "2.8.4"})
+_Named = dict[str, Any]
+_Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=(), schema=_DENSE_SCHEMA)
-def _flash_attn_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    return_softmax: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+@custom_op(_DENSE_SCHEMA)
+def _flash_attn_forward(named: _Named) -> _Results:
     """(out, softmax_lse, S_dmask, rng_state); S_dmask is (0,) unless return_softmax is set and dropout_p > 0."""
-    window = (window_size_left, window_size_right)
-    options = Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, return_softmax=return_softmax)
+    call = call_of(named)
     check_dense(call)
     return _run(call)
 
 
-@torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), schema=_VARLEN_SCHEMA)
-@_NUM_SPLITS
-def _flash_attn_varlen_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: torch.Tensor | None = None,
-    leftpad_k: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    zero_tensors: bool = False,  # noqa: ARG001 - rows outside every sequence are always zero
-    num_splits: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+@custom_op(_VARLEN_SCHEMA)
+def _flash_attn_varlen_forward(named: _Named) -> _Results:
     """The same for packed sequences; S_dmask is (batch, heads, max_seqlen_q, max_seqlen_k).
 
     leftpad_k, seqused_k: int32 (batch,), where each sequence's keys begin and how many there are. num_splits: speed
-    only; RuntimeError above 1 with block_table, as upstream.
+    only; RuntimeError above 1 with block_table, as upstream. zero_tensors changes nothing: rows outside of every
+    sequence are always zero.
     """
-    check_num_splits(num_splits, block_table)
-    window = (window_size_left, window_size_right)
-    call = AttentionCall(
-        q, k, v, Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes),
-        return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, leftpad_k=leftpad_k,
-        block_table=block_table,
-    )  # fmt: skip
+    check_num_splits(named.pop("num_splits", 0), named["block_table"])
+    call = call_of(named)
     check_varlen(call)
-    check_per_sequence(q, call.batch, leftpad_k=leftpad_k, seqused_k=seqused_k)
+    check_per_sequence(call.q, call.batch, leftpad_k=call.leftpad_k, seqused_k=call.seqused_k)
     return _run(call)
 
 
 @register_fake(_flash_attn_forward)
 @register_fake(_flash_attn_varlen_forward)
-def _forward_fake(named: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _forward_fake(named: _Named) -> _Results:
     q, v, cu_seqlens = named["q"], named["v"], named.get("cu_seqlens_q")
     *outer, heads, _ = q.shape
     lse_shape = (*outer[:-1], heads, outer[-1])
@@ -107,7 +67,7 @@ def _forward_fake(named: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, to
     return fake_results(q, v, lse_shape, dmask_shape if has_dmask else (0,))
 
 
-def _run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _run(call: AttentionCall) -> _Results:
     refuse_tangents_of_an_op(call.q, call.k, call.v, call.options.alibi_slopes)
     call.q, call.k, call.v = maybe_contiguous(call.q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     call.out = new_out(call.q, call.v)  # of the fake's strides

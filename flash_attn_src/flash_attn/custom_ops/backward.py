@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flash_attn import backends
 from flash_attn.arguments import check_dense, check_gradients, check_varlen
-from flash_attn.calls import AttentionCall, GradientCall, Options
+from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.custom_ops import extended_backward
-from flash_attn.custom_ops.results import register_fake
+from flash_attn.custom_ops.results import call_of, custom_op, register_fake
 from flash_attn.custom_ops.sharding import is_distributed
 from flash_attn.options import UPSTREAM_BACKWARD
 
+_Named = dict[str, Any]
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
 _GRADIENTS = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
@@ -30,84 +32,31 @@ _VARLEN_BACKWARD_SCHEMA = (
 )
 
 
-@torch.library.custom_op(
-    "flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"), schema=_DENSE_BACKWARD_SCHEMA
-)
-def _flash_attn_backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    rng_state: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _run(named: _Named, check: Callable[[AttentionCall], None]) -> torch.Tensor:
+    dout, out, softmax_lse, *gradients = (named.pop(name) for name in ("dout", "out", "softmax_lse", "dq", "dk", "dv"))
+    call = call_of(named)
+    check(call)
+    return backends.select(call.q).backward(check_gradients(call, dout, out, softmax_lse, tuple(gradients)))
+
+
+@custom_op(_DENSE_BACKWARD_SCHEMA, ("dq", "dk", "dv"))
+def _flash_attn_backward(named: _Named) -> torch.Tensor:
     """Writes dq, dk, dv (each that is not None); returns softmax_d (batch, heads, seqlen_q).
 
     softmax_lse may be transposed, (batch, seqlen_q, heads), if its memory is as the forward wrote it.
     """
-    window = (window_size_left, window_size_right)
-    options = Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes, rng_state=rng_state)
-    call = AttentionCall(q, k, v, options, deterministic)
-    check_dense(call)
-    return backends.select(q).backward(check_gradients(call, dout, out, softmax_lse, (dq, dk, dv)))
+    return _run(named, check_dense)
 
 
-@torch.library.custom_op(
-    "flash_attn::_flash_attn_varlen_backward",
-    mutates_args=("dq", "dk", "dv"),
-    schema=_VARLEN_BACKWARD_SCHEMA,
-)
-def _flash_attn_varlen_backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    rng_state: torch.Tensor | None = None,
-    zero_tensors: bool = False,  # noqa: ARG001
-) -> torch.Tensor:
+@custom_op(_VARLEN_BACKWARD_SCHEMA, ("dq", "dk", "dv"))
+def _flash_attn_varlen_backward(named: _Named) -> torch.Tensor:
     """The same for packed sequences; softmax_d is (heads, total_q)."""
-    window = (window_size_left, window_size_right)
-    options = Options(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes=alibi_slopes, rng_state=rng_state)
-    call = AttentionCall(
-        q, k, v, options, deterministic, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-    )  # fmt: skip
-    check_varlen(call)
-    return backends.select(q).backward(check_gradients(call, dout, out, softmax_lse, (dq, dk, dv)))
+    return _run(named, check_varlen)
 
 
 @register_fake(_flash_attn_backward)
 @register_fake(_flash_attn_varlen_backward)
-def _backward_fake(named: dict[str, Any]) -> torch.Tensor:
+def _backward_fake(named: _Named) -> torch.Tensor:
     *batch, rows, heads, _dim = named["q"].shape
     softmax_lse: torch.Tensor = named["softmax_lse"]
     return softmax_lse.new_empty((*batch, heads, rows))

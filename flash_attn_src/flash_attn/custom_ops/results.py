@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import torch
 
 from flash_attn import dmask
+from flash_attn.api import by_name
 from flash_attn.arguments import check_strided
 from flash_attn.backends.torch.tiles import accumulation_dtype
-from flash_attn.calls import ForwardResult, new_out
+from flash_attn.calls import AttentionCall, ForwardResult, attention_call, new_out
 
+_Named = dict[str, Any]
 _Fake = TypeVar("_Fake", bound=Callable[..., Any])
 
 
@@ -40,6 +42,29 @@ def fake_results(
         torch.empty(dmask_shape, dtype=q.dtype, device=q.device),
         torch.empty((2,), dtype=torch.int64, device=q.device),
     )
+
+
+def call_of(named: _Named) -> AttentionCall:
+    """The call of an op's arguments by upstream's names, which are the call's but for the window."""
+    window = named.pop("window_size_left"), named.pop("window_size_right")
+    named.pop("zero_tensors", None)
+    return attention_call(**named, window_size=window)
+
+
+def custom_op(schema: str, mutates_args: tuple[str, ...] = ()) -> Callable[[Callable[[_Named], Any]], Any]:
+    """Make a function of one dict, arguments by name, the custom op flash_attn::<its name> with this schema."""
+    arguments = torch._C.parse_schema(f"op{schema}").arguments
+    optional = {argument.name: "?" * isinstance(argument.type, torch._C.OptionalType) for argument in arguments}
+    names = " ".join(f"{name}{mark}" for name, mark in optional.items())
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+
+    def decorate(function: Callable[[_Named], Any]) -> Any:
+        name = f"flash_attn::{function.__name__}"
+        return torch.library.custom_op(
+            name, by_name(names, defaults)(function), mutates_args=mutates_args, schema=schema
+        )
+
+    return decorate
 
 
 def register_fake(op: Any) -> Callable[[_Fake], _Fake]:

@@ -85,8 +85,10 @@ DOORS = {
         "attention over a cache", _MASK, _CACHE, _FLASH_3, "softcap alibi_slopes s_aux attention_chunk descales qv"
     ),
     "cache-whole": _row("a kernel of whole sequences", _MASK, _CACHE, _FLASH_3, "softcap alibi_slopes s_aux"),
-    "fp8": _row("attention in FP8", _MASK, _RESULT, _PACKED, "descales softcap dropout_p alibi_slopes"),
-    "int8": _row("attention with INT8 queries and keys", _MASK, _RESULT, _PACKED),
+    "fp8": _row(
+        "attention in FP8", _MASK, _PACKED, "deterministic return_softmax descales softcap dropout_p alibi_slopes"
+    ),
+    "int8": _row("attention with INT8 queries and keys", _MASK, "deterministic out"),
     "second-derivative": _row(
         "attention by PyTorch's operations", _MASK, _RESULT, "softcap alibi_slopes s_aux attn_bias mask"
     ),

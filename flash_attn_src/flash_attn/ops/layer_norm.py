@@ -3,6 +3,8 @@ arguments the errors give: x for x0, weight for weight0, bias for bias0, eps for
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
@@ -18,11 +20,11 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return y
 
 
-def _scaled(x0: torch.Tensor, layerscale: torch.Tensor | None) -> torch.Tensor:
+def scaled(x0: torch.Tensor, layerscale: torch.Tensor | None) -> torch.Tensor:
     """x0 times layerscale (dim,), which commutes with dropout."""
-    check_tensor("x", x0)
     if layerscale is None:
         return x0
+    check_tensor("x", x0)
     check_tensor("layerscale", layerscale, like=x0, shape=tuple(x0.shape[-1:]))
     return x0 * layerscale.to(x0.dtype)
 
@@ -49,7 +51,7 @@ def dropout_add_layer_norm(
     """Layer norm of dropout(x0 * rowscale) * layerscale + residual; with prenorm also that sum, with
     return_dropout_mask also what dropout kept (uint8, shaped as x0)."""
     results = layer_norm_fn(
-        _scaled(x0, layerscale), weight, bias, residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale,
+        scaled(x0, layerscale), weight, bias, residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale,
         prenorm=prenorm, residual_in_fp32=residual_in_fp32, return_dropout_mask=return_dropout_mask,
     )  # fmt: skip
     if not return_dropout_mask:
@@ -92,7 +94,7 @@ def dropout_add_layer_norm_subset(
     y: torch.Tensor | None
     results: tuple[torch.Tensor | None, ...]
     y, z, mask, _ = layer_norm_fn(
-        _scaled(rows, layerscale), weight, bias, flat, eps=epsilon, dropout_p=dropout_p, prenorm=True,
+        scaled(rows, layerscale), weight, bias, flat, eps=epsilon, dropout_p=dropout_p, prenorm=True,
         residual_in_fp32=residual_in_fp32, return_dropout_mask=True,
     )  # fmt: skip
     assert y is not None
@@ -133,8 +135,12 @@ def dropout_add_layer_norm_parallel_residual(
     return (*results[:-2], *_masks(*results[-2:], like=x0)) if return_dropout_mask else results
 
 
-class DropoutAddLayerNorm(torch.nn.Module):
-    """Layer norm of dropout(x0) + residual."""
+class DropoutAddNorm(torch.nn.Module):
+    """A norm of dropout(x0) + residual: `norm`, with a bias or None in its place."""
+
+    norm: Callable[..., Result]
+    has_bias: bool
+    bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -154,15 +160,24 @@ class DropoutAddLayerNorm(torch.nn.Module):
         self.eps = check_number("eps", eps, 0.0, float("inf"), below=True)
         self.residual_in_fp32 = residual_in_fp32
         self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.bias = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        bias = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype)) if self.has_bias else None
+        self.register_parameter("bias", bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         torch.nn.init.ones_(self.weight)
-        torch.nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
 
     def forward(self, x0: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
-        return dropout_add_layer_norm(
+        return self.norm(
             x0, residual, self.weight, self.bias, self.p if self.training else 0.0, self.eps,
             prenorm=self.prenorm, residual_in_fp32=self.residual_in_fp32,
         )  # fmt: skip
+
+
+class DropoutAddLayerNorm(DropoutAddNorm):
+    """Layer norm of dropout(x0) + residual."""
+
+    norm = staticmethod(dropout_add_layer_norm)
+    has_bias = True

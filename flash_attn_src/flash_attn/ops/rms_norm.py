@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
+from flash_attn.ops.checks import check_int, check_number
+from flash_attn.ops.layer_norm import DropoutAddNorm, scaled
 from flash_attn.ops.triton.layer_norm import Result, rms_norm_fn
 
 
@@ -31,15 +32,9 @@ def dropout_add_rms_norm(
 ) -> Result:
     """RMS norm of dropout(x0 * rowscale) * layerscale + residual; with prenorm also that sum, with
     return_dropout_mask also what dropout kept (bool, None without dropout)."""
-    mask = None
-    if layerscale is not None:
-        check_tensor("x", x0)
-        check_tensor("layerscale", layerscale, like=x0, shape=tuple(x0.shape[-1:]))
-        # layerscale multiplies before dropout here, and after it in upstream: the results are the same.
-        x0 = x0 * layerscale.to(x0.dtype)
     results = rms_norm_fn(
-        x0, weight, bias, residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale, prenorm=prenorm,
-        residual_in_fp32=residual_in_fp32, return_dropout_mask=return_dropout_mask,
+        scaled(x0, layerscale), weight, bias, residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale,
+        prenorm=prenorm, residual_in_fp32=residual_in_fp32, return_dropout_mask=return_dropout_mask,
     )  # fmt: skip
     if not return_dropout_mask:
         return results
@@ -94,35 +89,8 @@ class RMSNorm(torch.nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
-class DropoutAddRMSNorm(torch.nn.Module):
+class DropoutAddRMSNorm(DropoutAddNorm):
     """RMS norm of dropout(x0) + residual."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        prenorm: bool = False,
-        p: float = 0.0,
-        eps: float = 1e-5,
-        residual_in_fp32: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        check_int("hidden_size", hidden_size, 1)
-        check_switches(prenorm=prenorm, residual_in_fp32=residual_in_fp32)
-        self.prenorm = prenorm
-        self.p = check_number("p", p, 0.0, 1.0, below=True)
-        self.eps = check_number("eps", eps, 0.0, float("inf"), below=True)
-        self.residual_in_fp32 = residual_in_fp32
-        self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        torch.nn.init.ones_(self.weight)
-
-    def forward(self, x0: torch.Tensor, residual: torch.Tensor | None = None) -> Result:
-        return dropout_add_rms_norm(
-            x0, residual, self.weight, None, self.p if self.training else 0.0, self.eps,
-            prenorm=self.prenorm, residual_in_fp32=self.residual_in_fp32,
-        )  # fmt: skip
+    norm = staticmethod(dropout_add_rms_norm)
+    has_bias = False
