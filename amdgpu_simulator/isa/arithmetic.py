@@ -38,6 +38,11 @@ def _permute(a: Array, b: Array, selector: Array) -> Array:
 
     0 to 3 pick a byte of b, 4 to 7 a byte of a, 12 the value 0, a larger number the value 255.
     """
+    if selector.size == 1 and not (chosen := int(selector[0])) & 0xF8F8F8F8:
+        both = np.empty((max(len(a), len(b)), 2), np.uint32)
+        both[:, 0], both[:, 1] = b, a
+        picked = [chosen >> shift & 7 for shift in (0, 8, 16, 24)]
+        return both.view(np.uint8).take(picked, axis=1).view(np.uint32)[:, 0]
     whole = _u64(a) << _U64(32) | _u64(b)
     result = np.zeros(np.broadcast_shapes(whole.shape, selector.shape), np.uint32)
     for byte in range(4):

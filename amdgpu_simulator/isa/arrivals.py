@@ -51,13 +51,13 @@ def arrive(
     another instruction writes the registers before.
     """
     values, mask = words(data, form), _NOT_THERE[form[2]]
-    rows = slice(index, index + len(values))
+    rows, lanes = slice(index, index + len(values)), slice(None) if wave.full else lanes
     newest = wave.newest_load[int(form[2] == 1)]
     wave.loads += 1
     number = wave.loads << 1 | (queues[0] is wave.queues.shared)
     if wave.queues.vector if number & 1 else wave.queues.shared:
         before = newest[rows, lanes]
-        if ((before != 0) & (before & 1 != number & 1) & (wave.v[rows, lanes] & mask == mask)).any():
+        if np.count_nonzero((before != 0) & (before & 1 != number & 1) & (wave.v[rows, lanes] & mask == mask)):
             raise RegisterFaultError(f"{text}: v{index} waits for a load of another kind, which may arrive later")
     newest[rows, lanes] = number
     wave.v[rows, lanes] = wave.v[rows, lanes] | mask if form[2] >= 0 else mask
@@ -69,11 +69,11 @@ def arrive(
         if left:
             return
         here, mine = wave.v[rows, lanes], newest[rows, lanes] == number
-        if (mine & (here & mask != mask)).any():
+        if np.count_nonzero(mine & (here & mask != mask)):
             raise RegisterFaultError(f"{text}: v{index} was overwritten before its load arrived: no wait for it")
-        new = here & ~mask | values if form[2] >= 0 else values
-        wave.v[rows, lanes] = new if mine.all() else np.where(mine, new, here)
-        newest[rows, lanes] = np.where(mine, 0, newest[rows, lanes])
+        new, whole = here & ~mask | values if form[2] >= 0 else values, np.count_nonzero(mine) == mine.size
+        wave.v[rows, lanes] = new if whole else np.where(mine, new, here)
+        newest[rows, lanes] = 0 if whole else np.where(mine, 0, newest[rows, lanes])
 
     for queue in queues:
         queue.append(Operation(finish, touch if queue is queues[0] else None, reads))

@@ -51,8 +51,8 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
         read = [_wmma_operand(text, kind, target) for text, kind in zip((a, b), kinds, strict=True)]
         lanes, registers = wmma_places(target)
     flush = target.flushes_subnormals and not {"f16", "bf16"}.isdisjoint(kinds)
-    first = place(destination)
-    accumulator = place(c) if register(c) else None
+    first = place(destination) + registers
+    accumulator = place(c) + registers if register(c) else None
     start = np.array([number(c)], np.uint32).view(np.float32) if accumulator is None else None
 
     def execute(wave: Wave) -> None:
@@ -60,12 +60,12 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
         if accumulator is None:
             total = np.broadcast_to(start, (rows, rows)).astype(np.float32)  # type: ignore[arg-type]
         else:
-            total = wave.f[accumulator + registers, lanes]
+            total = wave.f[accumulator, lanes]
         left, right = (one(wave) for one in read)
         if flush:
-            wave.f[first + registers, lanes] = _flushed(left @ right.T + _flushed(total))
+            wave.f[first, lanes] = _flushed(left @ right.T + _flushed(total))
         else:
-            wave.f[first + registers, lanes] = left @ right.T + total
+            wave.f[first, lanes] = left @ right.T + total
 
     return execute
 

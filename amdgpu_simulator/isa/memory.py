@@ -170,7 +170,7 @@ def _access(
     shared_mask = (1 << (target.shared_bytes - 1).bit_length()) - 1
 
     def execute(wave: Wave) -> None:
-        lanes = np.flatnonzero(wave.lanes)
+        lanes = wave.active()
         queues = _queues(wave, action, space)
         for queue in queues:
             queue.make_room()
@@ -260,7 +260,7 @@ def _atomic(instruction: Instruction, form: str, address: Address, space: str) -
     def execute(wave: Wave) -> None:
         for queue in _queues(wave, "atomic", space):
             queue.append(Operation())
-        lanes = np.flatnonzero(wave.lanes)
+        lanes = wave.active()
         addresses, room = address(wave, lanes)
         inside = np.ones(len(lanes), bool) if room is None else room >= 4
         if wave.memory.accesses is not None:

@@ -63,7 +63,7 @@ class Order:
         if writers is None:
             writers = self._writers[start] = np.zeros(len(content), np.int32)
         others = self._unordered(wave, writers[places])
-        if others.any() and (changed := others & (content[places] != data)).any():
+        if np.count_nonzero(others) and (changed := others & (content[places] != data)).any():
             self._complain(wave, "writes a different value than", start, places[changed], writers)
         writers[places] = self._group + wave
         store = Store(self._group + wave, start, places)
@@ -74,7 +74,7 @@ class Order:
         """Raises ValueError if another wave may still write the bytes that a wave reads."""
         if (writers := self._writers.get(start)) is not None:
             others = self._unordered(wave, writers[places])
-            if others.any():
+            if np.count_nonzero(others):
                 self._complain(wave, "reads what", start, places[others], writers)
 
     def _unordered(self, wave: int, writers: Array) -> Array:

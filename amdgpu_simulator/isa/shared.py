@@ -43,17 +43,19 @@ def decode(instruction: Instruction, _target: Target) -> Execute | None:
         offsets = [instruction.modifiers.integer(f"offset{part}") * step for part in (0, 1)]
     else:
         offsets = [offset_of(instruction)]
+    steps = np.concatenate([offset + np.arange(size) for offset in offsets])
     address = source(operands[1 if action == "read" else 0], "u")
     data = place(operands[0]) if action == "read" else 0
     written = [place(text) for text in operands[1:]] if action == "write" else []
 
     def execute(wave: Wave) -> None:
-        lanes = np.flatnonzero(wave.lanes)
+        lanes = wave.active()
         if not len(lanes):
             wave.queues.shared.append(Operation())
             return
-        base = np.broadcast_to(address(wave), wave.count)[lanes].view(np.int32).astype(np.int64)
-        places = np.concatenate([(base + offset)[:, None] + np.arange(size) for offset in offsets], axis=1)
+        found = address(wave)
+        base = (found[lanes] if len(found) > 1 else np.repeat(found, len(lanes))).view(np.int32).astype(np.int64)
+        places = base[:, None] + steps
         try:
             if action == "read":
                 _read(wave, instruction.text, data, places, lanes, whole)
@@ -81,7 +83,7 @@ def _exchange(wave: Wave, text: str, index: int, values: Array) -> None:
 
     The unit of shared memory moves the words, and accesses no memory.
     """
-    lanes = np.flatnonzero(wave.lanes)
+    lanes = wave.active()
     data = np.ascontiguousarray(values[lanes]).view(np.uint8).reshape(-1, 4)
     arrive(wave, (wave.queues.shared,), text, index, data, lanes, FORMS["b32"])
 

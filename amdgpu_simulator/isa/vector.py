@@ -297,7 +297,7 @@ def _comparison(instruction: Instruction, order: str, kind: str, to_exec: bool) 
         values = left(wave), right(wave)
         if floating and not wave.mode.plain:
             values = wave.mode.input(kind, values[0]), wave.mode.input(kind, values[1])
-        result = mask(np.broadcast_to(compare(*values), wave.count) & wave.lanes)
+        result = mask(compare(*values) & wave.lanes)
         if to_exec:
             wave.set_exec(result)
         else:

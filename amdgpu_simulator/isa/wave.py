@@ -77,7 +77,11 @@ class Wave:
     def set_exec(self, value: int) -> None:
         self.s[EXEC], self.s[EXEC + 1] = value & WORD, value >> 32
         self.lanes = bits(value, self.count)
-        self.full = bool(self.lanes.all())
+        self.full = not ~value & (1 << self.count) - 1
+
+    def active(self) -> Array:
+        """The numbers of the active lanes."""
+        return _places(self.exec(), self.count)
 
     def exec(self) -> int:
         return self.s[EXEC] | self.s[EXEC + 1] << 32 if self.count == 64 else self.s[EXEC]
@@ -92,6 +96,8 @@ class Wave:
     def scalar(self, index: int, words: int = 1) -> int:
         if words == 1:
             return self.s[index]
+        if words == 2 and index != NULL:
+            return self.s[index] | self.s[index + 1] << 32
         return sum(self.s[index + word] << 32 * word for word in range(words)) if index != NULL else 0
 
 
@@ -99,6 +105,13 @@ class Wave:
 def bits(value: int, lanes: int) -> Array:
     """A lane mask as booleans."""
     found = np.unpackbits(np.array([value], np.uint64).view(np.uint8), bitorder="little")[:lanes].astype(bool)
+    found.flags.writeable = False
+    return found
+
+
+@lru_cache(4096)
+def _places(value: int, lanes: int) -> Array:
+    found = np.flatnonzero(bits(value, lanes))
     found.flags.writeable = False
     return found
 
