@@ -23,6 +23,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | wheel | gpus, verdict, verify, container, manylinux | its verdict |
 | wheel | workspace, forecast, closing, series, build, benchmark | the same by one call |
 | wheel | hub | a repository of the Hugging Face Hub |
+| wheel | one_file, ctypes_launcher | firstlight as one file |
 | publish | links, yanks, catalogue, directory, github, published | the wheels of a directory and of releases |
 | publish | admission, parts, assets, attestation | what may be published |
 | publish | templates, notes, release, plans, publishing | a release |

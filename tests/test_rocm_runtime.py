@@ -59,7 +59,7 @@ def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variable
 @pytest.mark.usefixtures("_runtime")
 def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: Path) -> None:
     cases = (CASES, "-k", "not refused")
-    assert "5 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(kernel_store))
+    assert "7 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(kernel_store))
 
 
 @pytest.mark.usefixtures("_runtime")

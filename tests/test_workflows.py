@@ -82,7 +82,18 @@ def needs(job: dict[str, Any]) -> list[str]:
 
 
 def test_these_are_the_workflows() -> None:
-    known = ("_build_rocm", "build", "check", "emulator", "installs", "nightly", "pages", "refresh", "trend")
+    known = (
+        "_build_rocm",
+        "build",
+        "check",
+        "emulator",
+        "hardware",
+        "installs",
+        "nightly",
+        "pages",
+        "refresh",
+        "trend",
+    )
     assert [f"{name}.yml" for name in known] == NAMES
     assert list(load("build.yml")["jobs"]) == [
         "create_release",

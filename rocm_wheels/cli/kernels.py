@@ -14,6 +14,7 @@ from rocm_wheels.matrix.machine import survey
 from rocm_wheels.matrix.plan import parallel_jobs, toolchain_of
 from rocm_wheels.matrix.targets import check_served, known_targets
 from rocm_wheels.packages import packages_of
+from rocm_wheels.tables import version_key
 
 
 def _targets(text: str) -> list[str]:
@@ -68,6 +69,18 @@ def add_verbs(verbs: Any) -> None:
     add_cache(store)
     store.set_defaults(run=_store, shard=(1, 1), tiles=False, jobs=None, prune=False)
 
+    firstlight = verbs.add_parser(
+        "firstlight", help="write one Python file that runs flash_attn.firstlight where nothing can be installed"
+    )
+    firstlight.add_argument(
+        "--target", required=True, metavar="GFX", help="the GPU that it is for: gfx942, gfx1201, ..."
+    )
+    firstlight.add_argument("--output", type=Path, metavar="FILE", help="(firstlight_TARGET.py)")
+    add_cache(firstlight)
+    firstlight.set_defaults(
+        run=_firstlight, backend="triton", without=[], shard=(1, 1), tiles=False, jobs=None, prune=False
+    )
+
     hazards = verbs.add_parser(
         "hazards", help="compile Triton's kernels for a GPU target and print the hazards found in them"
     )
@@ -109,6 +122,19 @@ def _store(arguments: argparse.Namespace) -> int:
         print(dist / f"{target}.zip")
     if arguments.backend == "ck":
         print(planner.build(dist, cache=cache))
+    return 0
+
+
+@packages_of("build")
+def _firstlight(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import one_file
+
+    arguments.only = one_file.KERNELS
+    output = arguments.output or Path(f"firstlight_{arguments.target}.py")
+    (target, store), *others = _stores(arguments, [arguments.target]).items()
+    assert not others
+    version = max(versions.load().flash_attn, key=version_key)
+    print(f"{output}: {one_file.write(target, version, store, output) >> 10} KiB")
     return 0
 
 

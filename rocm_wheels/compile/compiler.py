@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -47,6 +48,11 @@ class Compiled(NamedTuple):
     entries: dict[str, dict[str, Any]]
 
 
+def matches(name: str, only: str | None) -> bool:
+    """Whether the kernel's name matches one of the globs of `only`, which semicolons separate. None: all do."""
+    return only is None or any(fnmatch.fnmatch(name, glob) for glob in only.split(";"))
+
+
 class Compiler(ABC):
     """A kernel provider: Triton, Composable Kernel, a package of assembly kernels.
 
@@ -63,7 +69,7 @@ class Compiler(ABC):
     def units(self, target: str, *, only: str | None, toolchain: str) -> Iterator[Unit]:
         """The units of one target, in a fixed order; empty if the compiler has no kernels for the target.
 
-        only: a glob over names of kernels. Raises MissingTool if a key cannot be computed on this machine.
+        only: see `matches`. Raises MissingTool if a key cannot be computed on this machine.
         """
 
     def prepare(self, cache: Path) -> None:  # noqa: B027 - a default, not a gap

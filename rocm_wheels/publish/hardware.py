@@ -91,6 +91,9 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
     failed = [line["check"] for line in checks if line["ok"] is False]
     failed += [line["shape"] for line in speed if line.get("failure")]
     failed += [content["trouble"]] if content["trouble"] else []
+    failed += [f"{part}: {why}" for part, why in content.get("troubles", {}).items()]
+    lacks_memory = sources.module("diagnosis.firstlight.text").lacks_memory
+    failed += [line["shape"] for line in content.get("shapes", ()) if line.get("failure") and not lacks_memory(line)]
     failed += [f"damaged: {path}" for path in found["damaged"]]
     if content["ok"] is not (not failed):
         raise say("ok", content["ok"], f"does not fit what it says of its checks: {len(failed)} failed")

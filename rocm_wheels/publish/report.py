@@ -89,7 +89,14 @@ SCHEMA = ObjectSchema(
         "machine": _MACHINE,
         "checks": ListSchema(_CHECK, 1000),
         "speed": ListSchema(_SPEED, 50),
-    }
+    },
+    # What `python -m flash_attn.firstlight` adds to a report.
+    {
+        "firstlight": number(whole=True),
+        "troubles": table(_NAME, _SENTENCE, 8),
+        "shapes": ListSchema(_SPEED, 50),
+        **dict.fromkeys(("probes", "providers"), ListSchema(lambda line: isinstance(line, dict), 500)),
+    },
 )
 
 

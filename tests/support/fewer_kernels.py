@@ -2,7 +2,7 @@
 
 A copy keeps every operation in bf16, in its first kind and smallest size, and the dense forward in every kind, every
 dtype and in its largest size, which uses the most registers and shared memory. The kernels of a bias have arguments of
-their own, so those of the backward stay too. A release compiles all kernels. The remaining kernels are byte for byte
+their own, so those of the backward stay too, and the probes of firstlight. A release compiles all kernels. The remaining kernels are byte for byte
 the same as in this repository.
 """
 
@@ -27,6 +27,8 @@ def table(target: str) -> tuple[Variant, ...]:
 def _sizes(variant: Variant) -> tuple[int, ...]:
     operation, kind = variant.operation, variant.kind
     sizes = operation.sizes_for(kind)
+    if variant.op == "probe":
+        return sizes
     if variant.op == "fwd" and kind == "plain":
         return (sizes[0], sizes[-1]) if variant.dtype == "bf16" else sizes[:1]
     kept = variant.op == "fwd" or kind == operation.kinds[0] or (variant.op.startswith("bwd-d") and kind == "bias")

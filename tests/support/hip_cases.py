@@ -9,16 +9,24 @@ import ctypes
 import os
 import random
 import struct
+import sys
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import flash_attn
 import pytest
+import torch
+import torch_on_hip
+from flash_attn.diagnosis.firstlight import bench
+from flash_attn.runtime import device
+from flash_attn.runtime import store as runtime_store
 
 from amdgpu_simulator import through_hip
 from amdgpu_simulator.hip import packets
 from rocm_wheels.compile import sources
+from rocm_wheels.wheel import ctypes_launcher
 
 FORMS = {"P": "Q", "i": "i", "f": "f", "0": "Q"}
 BITS = {"P": 47, "i": 31, "f": 23}
@@ -75,6 +83,31 @@ def test_every_launch_arrives_unchanged(store: dict[str, Stored]) -> None:
             "static_shared_bytes": resources["lds"],
             "max_threads": kernel.entry["threads"],
         }
+
+
+@pytest.mark.parametrize("launcher", ["compiled", "ctypes"])
+def test_firstlight_measures_the_second_gpu(
+    launcher: str, store: dict[str, Stored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels, from the store, by the package's launcher and by the one of the one file."""
+    module = through_hip.launcher_module() if launcher == "compiled" else ctypes_launcher
+    monkeypatch.setitem(sys.modules, "flash_attn._launcher", module)
+    monkeypatch.setattr(flash_attn, "_launcher", module, raising=False)
+    archive = runtime_store.Store(Path(os.environ["STORE"]))
+    monkeypatch.setattr(runtime_store, "open_store", {"gfx1030": archive}.get)
+    for name, value in {"_LOAD_SECONDS": 0.0, "_LAUNCHES": 10, "_LEAST_TABLE": 1 << 22}.items():
+        monkeypatch.setattr(bench, name, value)
+    images = {kernel.code[:256]: name for name, kernel in store.items()}
+    with torch_on_hip.installed("gfx1030", 2, lambda: images, put=monkeypatch.setattr) as clock:
+        torch.cuda.set_device(1)
+        lines = {line.pop("probe"): line for line in bench.Bench(1).run()}
+        torch.cuda.set_device(0)
+    device._devices.pop(1)
+    assert {name: lines[name]["ns"] for name in torch_on_hip.NS} == torch_on_hip.NS
+    assert lines["matrix rate"] == lines["matrix rate under load"] == {"tflops": torch_on_hip.TFLOPS}
+    assert lines["bandwidth"] == {"gbps": torch_on_hip.GBPS}
+    assert lines["launch, GPU"] == {"ns": torch_on_hip.LAUNCH_NS}
+    assert clock.gpus == {1}
 
 
 def test_a_kernel_that_is_first_launched_in_a_capture(one: Stored) -> None:

@@ -36,6 +36,7 @@ class BuildInfo:
     repository: address of the repository that the wheel was built from, "" where the build did not know it.
     advice: what diagnosis/advice.py knows of versions and GPUs, {} in a source tree.
     planner: sha256 of `_ck_planner.so`, "" where the wheel has none.
+    some_kernels: whether it has a part of its targets' kernels, as the one file of firstlight.
     """
 
     version: str = field(default_factory=_newest)
@@ -50,6 +51,7 @@ class BuildInfo:
     advice: Mapping[str, Any] = field(default_factory=dict)
     commit: str = ""
     planner: str = ""
+    some_kernels: bool = False
 
     @property
     def torch_minor(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from flash_attn.kernels.targets import TARGETS, serving_targets
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import jit, protocol, store, stored
-from flash_attn.runtime.build_info import VERSION, build_command
+from flash_attn.runtime.build_info import VERSION, build_command, load
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.platform import PLATFORM
 from flash_attn.runtime.store import KernelError
@@ -55,6 +55,8 @@ class Driver:
             lack = f"this flash_attn has no kernels for {self.target} (device {self.index}); its targets: {present}"
         else:
             lack = f"this flash_attn has no kernel {variant.name} for {self.target}"
+            if load().some_kernels:
+                raise NotImplementedError(f"{lack}: it has those that firstlight times")
         reason = jit.triton_problem()
         if reason is not None:
             raise KernelError(f"{lack}, and {reason}. {self._remedy()}")

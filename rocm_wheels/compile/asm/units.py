@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator
 from pathlib import Path
 
 from rocm_wheels.compile import codeobject
 from rocm_wheels.compile.asm import package
-from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
+from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, matches, recipe
 from rocm_wheels.errors import CompileFailed
 
 
@@ -23,7 +22,7 @@ class AssemblyKernels(Compiler):
 
     def units(self, target: str, *, only: str | None = None, toolchain: str = "pypi") -> Iterator[Unit]:
         for one in package.load().objects:
-            if one.target == target and (only is None or fnmatch.fnmatch(one.kernel, only)):
+            if one.target == target and matches(one.kernel, only):
                 yield Unit(
                     target=target,
                     name=one.kernel,

@@ -12,10 +12,11 @@ paged    Keys and values through a block table.
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from rocm_wheels.compile.compiler import matches
 
 DTYPES = ("fp16", "bf16")
 DIMS = (32, 64, 128, 256)
@@ -126,7 +127,7 @@ def table() -> tuple[Instance, ...]:
 
 
 def units(only: str | None = None) -> tuple[tuple[str, tuple[Instance, ...]], ...]:
-    """(name, instances) of the translation units. `only`: a glob over the names of the instances to include."""
+    """(name, instances) of the translation units. `only`: see `matches`."""
     found = []
     for (op, dtype), group in itertools.groupby(table(), key=lambda instance: (instance.op, instance.dtype)):
         common = _UNIT_OF_ALL_DIMS.get(op)
@@ -134,11 +135,7 @@ def units(only: str | None = None) -> tuple[tuple[str, tuple[Instance, ...]], ..
             size = common or _UNIT[op][dim >= 192]
             every = list(members)
             for part, start in enumerate(range(0, len(every), size), 1):
-                instances = [
-                    instance
-                    for instance in every[start : start + size]
-                    if only is None or fnmatch.fnmatch(instance.name, only)
-                ]
+                instances = [one for one in every[start : start + size] if matches(one.name, only)]
                 if instances:
                     name = "-".join(filter(None, ("ck", op, dtype, f"d{dim}" if dim else "", str(part))))
                     found.append((name, tuple(instances)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rocm_wheels.compile import codeobject, isa, sources
 from rocm_wheels.compile.check import stage
-from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
+from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, matches, recipe
 from rocm_wheels.compile.triton import barriers, compiler, priorities, retarget
 from rocm_wheels.packages import version_of
 
@@ -46,7 +45,7 @@ class Triton(Compiler):
         wavefront = sources.module("kernels.targets").get(target).wavefront
         made_by = self.version()
         for variant in variants.table(target):
-            if only is not None and not fnmatch.fnmatch(variant.name, only):
+            if not matches(variant.name, only):
                 continue
             for config in configurations(variant):
                 specification = launches.specification(variant, target, config)

@@ -63,11 +63,18 @@ def _figure(line: Mapping[str, Any], ghz: float | None) -> str:
 
 
 def _shape(line: Mapping[str, Any], target: str) -> str:
+    if lacks_memory(line):
+        return f"{line['shape']:<30}not measured: it needs more memory than the GPU has free"
     if line.get("failure"):
         return f"{line['shape']:<30}failed: {line['failure']}"
     shape, published = shapes.published(line["shape"], target)
     beside = f"; published: {published[0]:.0f} ({published[1]})" if published else ""
     return f"{line['shape']:<30}{shape.flops / line['forward_ms'] / 1e9:.1f} TFLOP/s forward{beside}"
+
+
+def lacks_memory(line: Mapping[str, Any]) -> bool:
+    """Whether a shape was not timed because it does not fit in the GPU's memory."""
+    return str(line.get("failure")).startswith("OutOfMemoryError")
 
 
 def _against_sdpa(line: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -32,6 +33,8 @@ _EMULATED_SILENCE_SECONDS = 3600  # of a step on an emulated GPU
 _POLL_SECONDS = 0.5
 _DEATHS = 3  # of the worker, before the run ends
 _SHOWN_EVERY = 10
+_EXCEPTION = re.compile(r"[\w.]+(?:Error|Exception): ")
+INTERRUPTED = "interrupted"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,12 +109,20 @@ def unwritable(path: Path) -> str:
 def run(gpu: str, repeats: int | None = None, minutes: float | None = None) -> tuple[list[dict[str, Any]], str]:
     """The lines of all steps, and the reason why the run ended early, or "". minutes: no step begins after them.
 
-    A step that ends the process counts as failed, and a new process continues after it.
+    A step that ends the process counts as failed, and a new process continues after it. Ctrl-C ends the run early.
     """
+    lines: list[dict[str, Any]] = []
+    try:
+        return lines, _fill(lines, gpu, repeats, minutes)
+    except KeyboardInterrupt:
+        return lines, f"{INTERRUPTED} after {len(lines)} steps"
+
+
+def _fill(lines: list[dict[str, Any]], gpu: str, repeats: int | None, minutes: float | None) -> str:
+    """Appends the lines of all steps; returns the reason why not all of them."""
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     repeats = repeats or (cases.CPU_REPEATS if gpu == "cpu" or PLATFORM.emulator() else cases.REPEATS)
     planned = steps(gpu == "cpu", repeats)
-    lines: list[dict[str, Any]] = []
     deaths = 0
     while len(lines) < len(planned):
         end = ""
@@ -121,7 +132,7 @@ def run(gpu: str, repeats: int | None = None, minutes: float | None = None) -> t
             elif "begin" in line:
                 if time.monotonic() > deadline:
                     left = len(planned) - len(lines)
-                    return lines, f"{minutes:g} minutes are over: {left} of {len(planned)} steps did not run"
+                    return f"{minutes:g} minutes are over: {left} of {len(planned)} steps did not run"
             else:
                 lines.append(line)
                 _progress(len(lines), len(planned))
@@ -129,8 +140,8 @@ def run(gpu: str, repeats: int | None = None, minutes: float | None = None) -> t
             step, deaths = planned[len(lines)], deaths + 1
             lines.append(_lost(step, end or "the process ended"))
             if deaths == _DEATHS:
-                return lines, f"the process of the selftest ended {deaths} times: the remaining steps did not run"
-    return lines, ""
+                return f"the process of the selftest ended {deaths} times: the remaining steps did not run"
+    return ""
 
 
 def _lost(step: Any, why: str) -> dict[str, Any]:
@@ -176,7 +187,8 @@ def lines_of(module: str, *arguments: str) -> Iterator[dict[str, Any]]:
     if silent:
         yield {"end": f"it printed nothing for {patience} s"}
     elif code:
-        last = private(words[-1].strip()) if words else ""
+        said = [line for line in words if _EXCEPTION.match(line)] or words  # torch's message has several lines
+        last = private(said[-1].strip()) if said else ""
         yield {"end": f"the process ended with {ending(code)}{': ' + last if last else ''}"}
 
 
