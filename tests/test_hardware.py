@@ -115,6 +115,16 @@ def test_a_failed_report_is_kept_and_verifies_nothing(tmp_path: Path, wheel: Pat
     assert f"4 failed: {name}" in run.summary
 
 
+def test_a_report_of_firstlight_is_kept(tmp_path: Path, wheel: Path, data: Versions) -> None:
+    shapes = [{"shape": "1 24 4096 128 full", "failure": "OutOfMemoryError: no memory"}]
+    content = report() | {"firstlight": 1, "troubles": {}, "shapes": shapes, "probes": [], "providers": []}
+    assert hardware.check(written(tmp_path, content), wheel, data, TODAY).ok  # too large for the GPU is no failure
+    shapes.append({"shape": "1 16 8192 128 full", "failure": "RuntimeError: lost"})
+    content |= {"ok": False, "troubles": {"probes": "interrupted"}}
+    run = hardware.check(written(tmp_path, content), wheel, data, TODAY)
+    assert run.failed == ("probes: interrupted", "1 16 8192 128 full")
+
+
 def test_a_gpu_that_pretends_to_be_another_verifies_no_target(tmp_path: Path, wheel: Path, data: Versions) -> None:
     content = report()
     content["machine"]["variables"] = {"HSA_OVERRIDE_GFX_VERSION": "9.4.2"}

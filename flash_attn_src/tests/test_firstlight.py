@@ -19,6 +19,7 @@ from flash_attn.diagnosis.selftest import cases, machine, wheel
 from flash_attn.diagnosis.selftest import command as selftest
 from flash_attn.kernels import probe, providers
 from flash_attn.kernels.tuning import fixed
+from flash_attn.runtime import build_info
 
 NS = {"vector": 2.0, "trans": 9.5, "shared": 31.0, "cached": 50.0, "level 2": 150.0, "memory": 300.0, "barrier": 8.0}
 
@@ -127,6 +128,50 @@ def test_a_run_says_what_a_user_wants(gpu: dict[str, Any], tmp_path: Path, capsy
     gpu["probes"] = [*gpu["probes"][:2], {"end": "the process ended with SIGSEGV"}]
     assert command.main(["--json", str(path)]) == 1
     assert "FAILED  probes: the process ended with SIGSEGV" in capsys.readouterr().out
+
+
+def test_a_shape_that_fails_is_not_right_and_one_without_memory_is(
+    gpu: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--json", str(tmp_path / "report.json")]
+    gpu["shapes"][0] = {"shape": gpu["shapes"][0]["shape"], "failure": "OutOfMemoryError: 2 GiB"}
+    assert command.main(arguments) == 0
+    assert "not measured: it needs more memory than the GPU has free" in capsys.readouterr().out
+    gpu["shapes"][0]["failure"] = "RuntimeError: lost"
+    assert command.main(arguments) == 1
+
+
+def test_ctrl_c_and_the_end_of_the_minutes_keep_what_was_measured(
+    gpu: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, lines = tmp_path / "report.json", selftest.lines_of
+
+    def interrupted(module: str, index: str, part: str) -> Iterator[dict[str, Any]]:
+        yield next(iter(lines(module, index, part)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest, "lines_of", interrupted)
+    assert command.main(["--json", str(path)]) == 1
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["probes"] == gpu["probes"][:1]
+    assert report["troubles"] == dict.fromkeys(worker.PARTS, selftest.INTERRUPTED)
+    assert "FAILED  shapes: interrupted" in capsys.readouterr().out
+    monkeypatch.setattr(selftest, "lines_of", lines)
+    assert command.main(["--json", str(path), "--minutes", "1e-9"]) == 1
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert (report["probes"], report["shapes"]) == (gpu["probes"][:1], [])
+    assert "minutes of --minutes are over" in report["troubles"]["providers"]
+
+
+def test_a_file_with_some_kernels_is_for_its_gpu(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu
+    monkeypatch.setattr(build_info, "load", lambda: build_info.BuildInfo(some_kernels=True))
+    monkeypatch.setattr(machine, "target", lambda _: "gfx1201")
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert "this file is for gfx942, and GPU 0 is a gfx1201" in capsys.readouterr().err
 
 
 def test_choices_are_kept_for_this_machine_alone(gpu: dict[str, Any], tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ SCHEMA = ObjectSchema(
     # What `python -m flash_attn.firstlight` adds to a report.
     {
         "firstlight": number(whole=True),
-        "troubles": table(_NAME, _SENTENCE, 8),
+        "troubles": MapSchema(_SENTENCE, 8, _NAME),
         "shapes": ListSchema(_SPEED, 50),
         **dict.fromkeys(("probes", "providers"), ListSchema(lambda line: isinstance(line, dict), 500)),
     },

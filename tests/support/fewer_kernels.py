@@ -2,8 +2,8 @@
 
 A copy keeps every operation in bf16, in its first kind and smallest size, and the dense forward in every kind, every
 dtype and in its largest size, which uses the most registers and shared memory. The kernels of a bias have arguments of
-their own, so those of the backward stay too, and the probes of firstlight. A release compiles all kernels. The remaining kernels are byte for byte
-the same as in this repository.
+their own, so those of the backward stay too, and the probes of firstlight. A release compiles all kernels. The
+remaining kernels are byte for byte the same as in this repository.
 """
 
 from __future__ import annotations
