@@ -51,7 +51,7 @@ def windows(path: Path) -> str:
 
 
 def run(
-    *arguments: str, path: tuple[Path, ...] = (), variables: dict[str, str] | None = None, seconds: int = 120,
+    *arguments: str, path: tuple[Path, ...] = (), variables: dict[str, str] | None = None, seconds: int = 600,
     python: str = PYTHON, portable: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Runs a Python with these arguments. path: its PYTHONPATH. portable: the directory of a copy to run. Its output is
@@ -61,6 +61,7 @@ def run(
     environment |= {
         "WINEPREFIX": str(HOME / "prefix"), "WINEARCH": "win64", "WINEDEBUG": "-all",
         "WINEDLLOVERRIDES": "mscoree,mshtml=",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",  # Wine 8 does not keep the registers of AMX, which oneDNN would use
         "KMP_AFFINITY": "disabled", "PYTHONHOME": windows(home), "PYTHONUTF8": "1",
         "PYTHONPYCACHEPREFIX": windows(BYTECODE), "PYTHONPATH": ";".join(map(windows, path)), **(variables or {}),
     }  # fmt: skip
