@@ -111,3 +111,39 @@ def test_autograd_functions_take_upstream_order() -> None:
         assert (*wanted, "is_grad_enabled") == cls.PARAMETERS
         with pytest.raises(TypeError, match="apply: got 2 arguments, wanted q"):
             cls.apply(1, 2)
+
+
+OPTIONS = (0.0, 0.3, True, (-1, -1), 0.0, None, False, False)
+
+
+def _packed() -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+    """q, k, v of two sequences, and their lengths, which differ for queries and keys."""
+    torch.manual_seed(0)
+    ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 5], [0, 4, 11]))
+    return tuple(torch.randn(rows, 2, 8) for rows in (5, 11, 11)), (ends_q, ends_k, 3, 7)
+
+
+def test_autograd_functions_tell_queries_from_keys() -> None:
+    (q, k, v), lengths = _packed()
+    out = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, *OPTIONS)
+    assert torch.equal(interface.FlashAttnVarlenFunc.apply(q, k, v, *lengths, *OPTIONS, None), out)
+    kv = torch.stack((k, v), 1)
+    assert torch.equal(interface.FlashAttnVarlenKVPackedFunc.apply(q, kv, *lengths, *OPTIONS), out)
+
+
+def test_autograd_functions_read_pages() -> None:
+    (q, _, _), (ends_q, _, longest_q, _) = _packed()
+    k, v = torch.randn(2, 3, 16, 2, 8)
+    ends_k, table = torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([[2], [0]], dtype=torch.int32)
+    arguments = (q, k, v, ends_q, ends_k, longest_q, 5, *OPTIONS, table)
+    with torch.no_grad():
+        assert torch.equal(
+            interface.FlashAttnVarlenFunc.apply(*arguments), flash_attn.flash_attn_varlen_func(*arguments)
+        )
+
+
+def test_autograd_functions_save_nothing_without_gradients() -> None:
+    q = torch.randn(1, 3, 2, 8, requires_grad=True)
+    for is_grad_enabled in (True, False):
+        out = interface.FlashAttnFunc.apply(q, q, q, *OPTIONS, is_grad_enabled)
+        assert bool(out.grad_fn.saved_tensors) is is_grad_enabled

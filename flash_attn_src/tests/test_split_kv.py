@@ -185,6 +185,54 @@ def test_a_window_has_few_keys() -> None:
     assert not cached(False, 100, 100)
 
 
+# A rule in whole numbers: a forward takes 1 for each 64 keys, splits take nothing but 1.5 to start.
+_RULE = planning.SPLIT_KV._replace(
+    whole=(planning.WholeCost(64, 1.0, 0.0, 0.0),), split=(planning.SplitCost(64, 0.0, 100.0),), start_whole=0.0,
+    start_decode=1.5, start_extend=1.5, join=0.0, margin=1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "changes", "faster"),
+    [
+        (1, 64, {}, False),
+        (1, 65, {}, True),  # a part of 64 keys takes as long as all of them
+        (16, 65, {}, True),
+        (17, 65, {}, False),  # 17 rows are for the slower kernel
+        (1, 64, {"whole": (planning.WholeCost(64, 1.0, 0.0, 300.0),)}, True),  # reading takes longer than a tile
+        (1, 64, {"whole": (planning.WholeCost(64, 1.0, 300.0, 0.0),)}, True),
+        (1, 65, {"join": 1000.0}, False),  # fewer programs than the GPU has places for
+        (1, 65, {"join": 1000.0, "resident": 0}, True),
+        (1, 65, {"start_decode": 2.0}, False),  # equally fast
+    ],
+)
+def test_the_edges_of_the_rule(seqlen_q: int, seqlen_k: int, changes: dict[str, Any], faster: bool) -> None:
+    rule = split_kv.are_faster.__wrapped__  # without what it remembers
+    with mock.patch.object(planning, "SPLIT_KV", _RULE._replace(**changes)):
+        assert rule(1, seqlen_q, seqlen_k, 1, 1, 64, 64, 100) is faster
+        assert split_kv.is_few(seqlen_q, 2, 2) is (seqlen_q <= 16)
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "seen"),
+    [(True, (100, -1), 103), (False, (100, 7), 110), (False, (100, -1), 8192), (True, (-1, -1), 8192)],
+)
+def test_what_the_rule_is_asked(causal: bool, window: tuple[int, int], seen: int) -> None:
+    """The keys that some query sees, the larger head dim, and the least gain, which is what splits cost the host."""
+    q, k, v = (torch.empty(1, *shape, device=DEVICE) for shape in ((3, 32, 64), (8192, 8, 64), (8192, 8, 128)))
+    call = attention_call(q, k, v, softmax_scale=1.0, causal=causal, window_size=window)
+    with (
+        mock.patch.object(split_kv.device, "of", return_value=mock.Mock(compute_units=132)),
+        mock.patch.object(split_kv, "are_faster") as asked,
+    ):
+        split_kv.is_profitable(64, call)
+        asked.assert_called_once_with(1, 3, seen, 32, 8, 128, 64, 132, 20.0)
+        least = planning.SPLIT_KV.least_keys
+        for keys in (least - 1, least):
+            split_kv.is_profitable(64, attention_call(q, k[:, :keys], v[:, :keys], softmax_scale=1.0))
+        assert [call.args[2] for call in asked.call_args_list[1:]] == [least]
+
+
 def test_dropout_has_the_forward_kernel() -> None:
     q, k = _draw(1, 1, 2, 24), _draw(1, 600, 1, 24)
     rng_state = torch.tensor([1, 2], device=DEVICE)
@@ -204,8 +252,9 @@ def test_a_split_forward_keeps_each_field() -> None:
     values: dict[str, Any] = {name: object() for name in same}
     values["q"] = torch.zeros(1, 2, 3, 4)
     call = AttentionCall(k=torch.zeros(1, 5, 3, 4), v=torch.zeros(1, 5, 3, 4), **values)
-    call.cu_seqlens_q = None
+    call.cu_seqlens_q, call.max_seqlen_k = None, 7
     cached = split_kv.cache_call_of(call)
+    assert (cached.max_seqlen_q, cached.max_seqlen_k) == (2, 7)
     assert {name for name in same if getattr(cached, name) is not getattr(call, name)} == set()
 
 
