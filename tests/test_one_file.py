@@ -68,13 +68,14 @@ def test_the_file_is_the_package_with_its_kernels(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.long
-def test_a_gpu_is_measured_with_the_file_alone(kernel_store: Path, tmp_path: Path) -> None:
-    """AMD's HIP runtime over the pretended driver: tests/support/torch_on_hip.py."""
+def test_a_gpu_is_measured_with_the_file_alone(tmp_path: Path) -> None:
+    """AMD's HIP runtime over the pretended driver: tests/support/torch_on_hip.py. The file has the probes alone."""
     try:
         hip.fetch("6.4")
     except UnavailableError as problem:
         tools.missing(str(problem))
-    one_file.write("gfx1030", "2.8.3", kernel_store, tmp_path / "firstlight.py")
+    store = kernels.compile_store(["gfx1030"], cache=ROOT / "build/test-cache", jobs=1, only="probe-*")["gfx1030"]
+    one_file.write("gfx1030", "2.8.3", store, tmp_path / "firstlight.py")
     shutil.copyfile(SUPPORT / "torch_on_hip.py", tmp_path / "sitecustomize.py")
     command, environment = hip.command("6.4", "gfx1030", [], gpus=2)
     python = tmp_path / "python"
@@ -88,3 +89,6 @@ def test_a_gpu_is_measured_with_the_file_alone(kernel_store: Path, tmp_path: Pat
     report = json.loads((tmp_path / "flash-attn-firstlight-gfx1030.json").read_text(encoding="utf-8"))
     assert report["wheel"]["label"] == "onefile"
     assert report["probes"][0] == {"probe": "vector", "ns": 2.0}
+    assert report["trouble"] == ""
+    assert report["troubles"] == {}
+    assert all("it has those that firstlight times" in line["failure"] for line in report["shapes"])

@@ -26,7 +26,8 @@ _FILE = '''"""flash_attn.firstlight for {target} in one file: is it right, how f
     python {name} [--json FILE] [--gpu N]
 
 It needs torch for ROCm and ten minutes. It writes a report, sends nothing, and leaves nothing else on the machine.
-Only the kernels that it times are in it, so it checks fewer calls than a wheel. Made from commit {commit}.
+Only the kernels that it times are in it, so it checks fewer calls than a wheel, and its launches cost the host more.
+Made from commit {commit}.
 """
 
 import base64, io, lzma, os, subprocess, sys, tempfile, zipfile
