@@ -11,11 +11,12 @@ import ctypes
 import importlib.machinery
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 
 class _Anything:
-    """Every attribute, result and quotient of it is another one. unittest.mock takes 0.4 s to import under Wine."""
+    """Every attribute, result and quotient of it is another one. It is empty. unittest.mock takes 0.4 s in Wine."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -24,6 +25,9 @@ class _Anything:
 
     def __call__(self, *_: object, **__: object) -> Any:
         return _Anything()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def __rfloordiv__(self, _: object) -> Any:
         return _Anything()
