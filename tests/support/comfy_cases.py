@@ -172,6 +172,54 @@ def case_node_twice() -> None:
     assert finish(model) == SERVED
 
 
+def case_node_twice_around_another() -> None:
+    """The later node serves and counts; a node between that declines asks its own predecessor, as sparse nodes do."""
+    first = patched(node_id="6")
+    previous = options_of(first)["optimized_attention_override"]
+    options_of(first)["optimized_attention_override"] = lambda func, *args, **kwargs: previous(func, *args, **kwargs)
+    model, q = patched(first), draw(1, 9, 64)
+    theirs.attention_pytorch(q, q, q, 2, transformer_options=options_of(model))
+    assert finish(model) == SERVED
+
+
+def case_unpatched() -> None:
+    """A model without the node computes as before, and the node's clone goes on serving."""
+    base, q = patcher(), draw(1, 9, 64)
+    for _ in range(2):
+        model = patched(base)
+        theirs.attention_pytorch(q, q, q, 2, transformer_options=options_of(base))
+        theirs.attention_pytorch(q, q, q, 2, transformer_options=options_of(model))
+        assert finish(model) == SERVED
+
+
+def new_case_tensor_containers() -> None:
+    """ComfyUI since 0.33: tensors in containers, and an attention that the checkpoint prefers."""
+    q = draw(1, 9, 64)
+    model, wanted = patched(), theirs.attention_pytorch(q, q, q, 2)
+    zeros = lambda q, *_args, **_kwargs: torch.zeros_like(q)  # noqa: E731
+    assert not theirs.attention_pytorch(q, q, q, 2, preferred_attention=SimpleNamespace(function=zeros)).any()
+    containers = [theirs.AttentionTensorContainer(q.clone()) for _ in range(3)]
+    got = theirs.attention_pytorch(
+        *containers, 2, preferred_attention=SimpleNamespace(function=zeros), transformer_options=options_of(model)
+    )  # fmt: skip
+    close(got, wanted)
+    assert all(container.tensor is None for container in containers)
+    assert finish(model) == SERVED
+
+
+def new_case_native_backend_nodes() -> None:
+    """ "Model Attention Backend" replaces what is there. Before this node it goes on answering."""
+    q = draw(1, 9, 64)
+    for is_after in (False, True):
+        base = patcher()
+        model = patched(base) if is_after else base
+        model.set_model_optimized_attention(theirs.attention_pytorch)
+        model = model if is_after else patched(model)
+        theirs.attention_pytorch(q, q, q, 2, transformer_options=options_of(model))
+        elsewhere = "0" if is_after else "1"
+        assert finish(model).startswith(f"flash_attn served 0 attention calls; {elsewhere} went elsewhere")
+
+
 def case_after_another_override() -> None:
     q, seen = draw(1, 9, 64), torch.ones(9, 9, dtype=torch.bool).tril()
     base = patcher()
@@ -271,8 +319,10 @@ def real_case_flux() -> None:
 def main() -> None:
     door.is_on_gpu = everywhere
     is_real = (Path(words[1]) / "comfyui_version.py").exists()
+    is_new = hasattr(theirs, "AttentionTensorContainer")
     for name, case in list(globals().items()):
-        if name.startswith("case_") or (is_real and name.startswith("real_case_")):
+        kinds = ("case_", "real_case_" if is_real else "case_", "new_case_" if is_new else "case_")
+        if name.startswith(kinds):
             with torch.inference_mode(name != "case_compiled"):
                 case()
             print(name)

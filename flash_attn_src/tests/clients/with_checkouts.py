@@ -2,9 +2,9 @@
 
     python with_checkouts.py PROGRAM=DIRECTORY ...
 
-PROGRAM: comfyui, nanotron, sglang, vllm, xformers, xtuner. DIRECTORY holds the program's package (`comfy`, `nanotron`,
-...). Only the modules that call attention are imported. Modules that they import and that need more than PyTorch are
-stand-ins whose functions return None.
+PROGRAM: comfyui, kjnodes, nanotron, sglang, vllm, wanvideo, xformers, xtuner. DIRECTORY holds the program's package
+(`comfy`, `nanotron`, ...), or is the checkout of ComfyUI's nodes. Only the modules that call attention are imported.
+Modules that they import and that need more than PyTorch are stand-ins whose functions return None.
 
 With a GPU in bf16. Without a GPU in fp32: tensors of the CPU count as tensors of a GPU, and operators that a program
 registers for GPUs alone are registered for every device.
@@ -12,6 +12,7 @@ registers for GPUs alone are registered for every device.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import logging
@@ -61,8 +62,9 @@ def offsets(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
 
 
-def close(name: str, got: torch.Tensor, wanted: torch.Tensor, leaves: Tensors = ()) -> None:
-    """The result, and the gradients of leaves."""
+def close(name: str, got: torch.Tensor, wanted: torch.Tensor, leaves: Tensors = (), bar: float | None = None) -> None:
+    """The result, and the gradients of leaves. bar: the largest relative error, where it is not the type's."""
+    bar = TINY[got.dtype] if bar is None else bar
     error = _error(got, wanted)
     said = f"{name}: error {error:.1e}"
     worst = error
@@ -71,7 +73,7 @@ def close(name: str, got: torch.Tensor, wanted: torch.Tensor, leaves: Tensors = 
         ours, theirs = (torch.autograd.grad(x, leaves, dout.to(x.dtype)) for x in (got, wanted))
         worst = max(_error(x, y) for x, y in zip(ours, theirs, strict=True))
         said += f", of gradients {worst:.1e}"
-    assert max(error, worst) <= TINY[got.dtype], f"{said}; bar {TINY[got.dtype]:.0e}"
+    assert max(error, worst) <= bar, f"{said}; bar {bar:.0e}"
     print(said)
 
 
@@ -144,6 +146,53 @@ def comfyui(directory: Path) -> None:
     wanted = math(*(x.flatten(2).mT[:, :, None] for x in (q, k, v)))[:, :, 0].mT.unflatten(-1, (8, 8))
     close("ComfyUI, VAE, one head of 512, pytorch", vae.pytorch_attention(q, k, v), wanted)
     assert flash_attn.sdpa_report().served - before == 9, flash_attn.sdpa_report()
+
+
+def kjnodes(directory: Path) -> None:
+    """ComfyUI-KJNodes: "Patch Flash Attention KJ" and each mode of "Patch Sage Attention KJ"."""
+    if "comfy" not in sys.modules:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests/support/comfy_stand_in"))
+    theirs = importlib.import_module("comfy.ldm.modules.attention")
+    tree = ast.parse((directory / "nodes/model_optimization_nodes.py").read_text())
+    names = {"get_sage_func", "PathchSageAttentionKJ", "get_flash_func", "PatchFlashAttentionKJ", "sageattn_modes"}
+    tree.body = [x for x in tree.body if {getattr(x, "name", ""), *_assigned(x)} & names]
+    nodes: dict[str, Any] = {**vars(theirs), "torch": torch, "logging": logging}
+    exec(compile(tree, "model_optimization_nodes.py", "exec"), nodes)
+    patcher = importlib.import_module("comfy.model_patcher").ModelPatcher(torch.nn.Linear(1, 1), DEVICE, DEVICE)
+    patched = {"flash": nodes["PatchFlashAttentionKJ"]().patch(patcher)[0]}
+    for mode in nodes["sageattn_modes"]:
+        if mode != "disabled" and "sageattn3" not in mode:  # a package of its own, for Blackwell
+            patched[mode] = nodes["PathchSageAttentionKJ"]().patch(patcher, mode)[0]
+    q, k, v = (x.detach().half() for x in draw(2, 72, 4 * 64))
+    wanted = math(*(x.unflatten(-1, (4, 64)) for x in (q, k, v))).flatten(2)
+    for name, model in patched.items():
+        options = model.model_options["transformer_options"]
+        got = theirs.attention_pytorch(q, k, v, 4, transformer_options=options)
+        close(f"KJNodes, {name}", got, wanted, bar=1e-3 if name == "flash" else 3e-2)
+    seen = torch.ones(72, 72, dtype=torch.bool, device=DEVICE).tril()
+    wanted = math(*(x.unflatten(-1, (4, 64)) for x in (q, k, v)), attn_mask=seen).flatten(2)
+    options = patched["auto"].model_options["transformer_options"]
+    got = theirs.attention_pytorch(q, k, v, 4, mask=seen, transformer_options=options)
+    close("KJNodes, auto, a mask", got, wanted, bar=3e-2)
+
+
+def _assigned(node: ast.stmt) -> list[str]:
+    return [x.id for x in getattr(node, "targets", ()) if isinstance(x, ast.Name)]
+
+
+def wanvideo(directory: Path) -> None:
+    """ComfyUI-WanVideoWrapper's attention: its modes for FlashAttention-2, SDPA and SageAttention."""
+    package("wanvideo", directory / "wanvideo")
+    package("wanvideo.modules", directory / "wanvideo/modules")
+    attention = importlib.import_module("wanvideo.modules.attention").attention
+    q, k, v = (x.detach().bfloat16() for x in draw(2, 72, 4, 128))
+    for mode in ("flash_attn_2", "sdpa", "sageattn"):
+        got = attention(q, k, v, attention_mode=mode)
+        close(f"WanVideoWrapper, {mode}", got, math(q, k, v), bar=3e-2 if mode == "sageattn" else None)
+    lengths = torch.tensor([50, 72], dtype=torch.int32)
+    got = attention(q, k, v, k_lens=lengths, attention_mode="flash_attn_2")
+    seen = torch.arange(72)[None, None, None] < lengths[:, None, None, None]
+    close("WanVideoWrapper, flash_attn_2, lengths of keys", got, math(q, k, v, attn_mask=seen))
 
 
 RING = [24, 16]
@@ -284,7 +333,8 @@ def xtuner(directory: Path) -> None:
 
 
 PROGRAMS: dict[str, Callable[[Path], None]] = {
-    "comfyui": comfyui, "nanotron": nanotron, "sglang": sglang, "vllm": vllm, "xformers": xformers, "xtuner": xtuner,
+    "comfyui": comfyui, "kjnodes": kjnodes, "nanotron": nanotron, "sglang": sglang, "vllm": vllm, "wanvideo": wanvideo,
+    "xformers": xformers, "xtuner": xtuner,
 }  # fmt: skip
 
 

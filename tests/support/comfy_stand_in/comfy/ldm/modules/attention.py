@@ -11,16 +11,37 @@ import torch
 Attention = Callable[..., torch.Tensor]
 
 
+class AttentionTensorContainer:
+    """A tensor that its one user takes out, so that its memory can be freed before the call returns."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+    def take(self) -> torch.Tensor:
+        assert self.tensor is not None
+        taken, self.tensor = self.tensor, None
+        return taken
+
+
 def wrap_attn(func: Attention) -> Attention:
-    """A call asks `transformer_options` for an override once: inside of it, functions are called without."""
+    """A call asks `transformer_options` for an override once: inside of it, functions are called without.
+
+    An override gets tensors where it has no `container_function`. It comes before `preferred_attention`, which has the
+    function that a checkpoint asks for.
+    """
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if "_inside_attn_wrapper" in kwargs:
-            return func(*args, **kwargs)
+        chosen = getattr(kwargs.pop("preferred_attention", None), "function", None) or func
+        is_outer = "_inside_attn_wrapper" not in kwargs
         kwargs["_inside_attn_wrapper"] = True
-        override = (kwargs.get("transformer_options") or {}).get("optimized_attention_override")
-        return func(*args, **kwargs) if override is None else override(func, *args, **kwargs)
+        override = (kwargs.get("transformer_options") or {}).get("optimized_attention_override") if is_outer else None
+        if isinstance(args[0], AttentionTensorContainer):
+            if hasattr(override, "container_function"):
+                out: torch.Tensor = override.container_function(*args, **kwargs)
+                return out
+            args = (*(container.take() for container in args[:3]), *args[3:])
+        return chosen(*args, **kwargs) if override is None else override(func, *args, **kwargs)
 
     return wrapper
 

@@ -1,0 +1,84 @@
+"""Tiny random models in bf16, the prompts for them, and transformers' log probabilities by eager attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY, TOKENS = 256, 14  # TOKENS: of an answer
+WINDOW = {"sliding_window": 24}  # shorter than the prompts
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+# Each token takes each expert: with fewer, rounding alone changes which, and the log probabilities by 1.
+EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 32}
+LATENT = {  # rows of 576 numbers, as DeepSeek's own
+    "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64,
+    "head_dim": 64, "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    **EXPERTS,
+}  # fmt: skip
+# What a model has beside COMMON.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "gemma2": {"query_pre_attn_scalar": 16, **WINDOW},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, **WINDOW},
+    "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, **EXPERTS},
+    "gpt_oss": {
+        "num_local_experts": 4, "num_experts_per_tok": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **WINDOW,
+    },
+    "deepseek_v2": {"n_group": 1, "topk_group": 1, "topk_method": "greedy", **LATENT},
+    "deepseek_v3": {"n_group": 1, "topk_group": 1, **LATENT, "q_lora_rank": 32},
+}  # fmt: skip
+
+
+def _attention_with_fp8_keys(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **named: Any
+) -> Any:
+    """Eager attention to keys and values rounded to FP8 as a cache with a scale of 1 holds them."""
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    key, value = (x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) for x in (key, value))
+    return eager_attention_forward(module, query, key, value, *args, **named)
+
+
+def written(name: str, folder: Path, has_fp8_cache: bool = False) -> list[Any]:
+    """Writes a random model of a kind into a folder, and returns it in fp32 and bf16, by transformers' attention."""
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register("fp8_cache", _attention_with_fp8_keys)
+    AttentionMaskInterface.register("fp8_cache", eager_mask)
+    config = AutoConfig.for_model(name, **{**COMMON, **MODELS[name]})
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(config).bfloat16()
+    for weights_name, weights in made.named_parameters():
+        if weights.dim() > 1 or "sinks" in weights_name:
+            torch.nn.init.normal_(weights, std=0.15 if weights.dim() > 1 else 1.0)
+    made.save_pretrained(folder)
+    attention = "fp8_cache" if has_fp8_cache else "eager"
+    return [
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+
+
+def prompts() -> list[list[int]]:
+    """Prompts shorter and longer than 64 tokens, one that repeats itself, and two with one prefix of 96."""
+    draw = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(3, VOCABULARY, (length,), generator=draw).tolist() for length in (7, 40, 90, 3, 96)]
+    prefix = drawn.pop()
+    return [*drawn, drawn[0] * 3, [*prefix, 5, 6, 7], [*prefix, 9]]
+
+
+def log_probabilities(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+    """fp32 (tokens of the answer, VOCABULARY)."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
+    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
