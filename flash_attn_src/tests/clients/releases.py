@@ -55,8 +55,8 @@ def unpacked(program: str, release: str, root: Path) -> Path:
     if not (folder / program).is_dir() or release == "latest":
         folder.mkdir(parents=True, exist_ok=True)
         name = program if release == "latest" else f"{program}=={release}"
-        # vLLM's wheels are for Linux of several ages, whatever Python this is.
-        platforms = [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in (28, 31, 35)] + ["--platform=any"]
+        # Wheels are for Linux of several ages, whatever Python this is. pip takes the tags that are named, no others.
+        platforms = [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in range(17, 43)] + ["--platform=any"]
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version=3.12", *platforms, "--dest", folder]
         subprocess.run([sys.executable, "-m", "pip", "download", *options, name], check=True)
         for wheel in folder.glob("*.whl"):

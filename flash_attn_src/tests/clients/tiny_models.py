@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,15 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 # Each token takes each expert: with fewer, rounding alone changes which, and the log probabilities by 1.
 EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 32}
-LATENT = {  # rows of 576 numbers, as DeepSeek's own
+LATENT = {  # rows of 576 numbers and positions as DeepSeek's own
+    "max_position_embeddings": 163840,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
     "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64,
     "head_dim": 64, "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
-    **EXPERTS,
+    "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, **EXPERTS,
 }  # fmt: skip
 # What a model has beside COMMON.
 MODELS: dict[str, dict[str, Any]] = {
@@ -29,12 +38,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16, **WINDOW},
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, **WINDOW},
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, **EXPERTS},
-    "gpt_oss": {
-        "num_local_experts": 4, "num_experts_per_tok": 4,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **WINDOW,
-    },
-    "deepseek_v2": {"n_group": 1, "topk_group": 1, "topk_method": "greedy", **LATENT},
-    "deepseek_v3": {"n_group": 1, "topk_group": 1, **LATENT, "q_lora_rank": 32},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "max_position_embeddings": 131072, **WINDOW},
+    "deepseek_v2": {"topk_method": "greedy", "scoring_func": "softmax", **LATENT},
+    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", **LATENT, "q_lora_rank": 32},
 }  # fmt: skip
 
 
@@ -42,10 +48,9 @@ def _attention_with_fp8_keys(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **named: Any
 ) -> Any:
     """Eager attention to keys and values rounded to FP8 as a cache with a scale of 1 holds them."""
-    from transformers.models.llama.modeling_llama import eager_attention_forward
-
     key, value = (x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) for x in (key, value))
-    return eager_attention_forward(module, query, key, value, *args, **named)
+    attend = sys.modules[type(module).__module__].eager_attention_forward  # of the model: gpt-oss has sinks
+    return attend(module, query, key, value, *args, **named)
 
 
 def written(name: str, folder: Path, has_fp8_cache: bool = False) -> list[Any]:
@@ -82,3 +87,29 @@ def log_probabilities(model: Any, prompt: Sequence[int], answer: Sequence[int]) 
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
     return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+
+
+def forked(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args) in a fork: what it returns, or the text of what it raises.
+
+    Programs keep a model's settings for a process, and importing one takes a minute.
+    """
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(told, function, args))
+    process.start()
+    told.close()
+    try:
+        found = heard.recv()
+    except EOFError:
+        found = None
+    process.join()
+    return f"the process ended with {process.exitcode}" if found is None else found
+
+
+def _tell(told: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        told.send(function(*args))
+    except BaseException as error:
+        traceback.print_exc()
+        told.send(f"{type(error).__name__}: {error}")

@@ -37,7 +37,7 @@ def wrap_attn(func: Attention) -> Attention:
         kwargs["_inside_attn_wrapper"] = True
         override = (kwargs.get("transformer_options") or {}).get("optimized_attention_override") if is_outer else None
         if isinstance(args[0], AttentionTensorContainer):
-            if hasattr(override, "container_function"):
+            if override is not None and hasattr(override, "container_function"):
                 out: torch.Tensor = override.container_function(*args, **kwargs)
                 return out
             args = (*(container.take() for container in args[:3]), *args[3:])
