@@ -1,5 +1,5 @@
 @echo off
-rem Runs install.py by the first Python of ComfyUI that it finds, else by the launcher "py".
+rem Runs install.py by a Python of ComfyUI, else by the launcher "py".
 setlocal
 set "PYTHON=py -3"
 for %%p in (

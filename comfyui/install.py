@@ -80,12 +80,12 @@ def installed(python: Path) -> str:
 
 def install(python: Path, file: Path) -> int:
     """Installs the wheel and returns the doctor's exit code. Raises StopError if pip fails."""
-    record = python.parent / RECORD
-    if not record.is_file():  # an update keeps what was there before the first installation
-        record.write_text(json.dumps({"before": installed(python)}), encoding="utf-8")
+    record, before = python.parent / RECORD, installed(python)
     print(f"installing {file.name} into {python}", flush=True)
     if call(python, "-m", "pip", "install", "--no-deps", "--force-reinstall", str(file)).returncode != 0:
         raise StopError("pip failed: close ComfyUI, which keeps its files open, and run this again")
+    if not record.is_file():  # an update keeps what was there before the first installation
+        record.write_text(json.dumps({"before": before}), encoding="utf-8")
     return call(python, "-m", "flash_attn.doctor").returncode
 
 

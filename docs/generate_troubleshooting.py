@@ -41,7 +41,7 @@ def for_the_page(facts: Facts) -> dict[str, str]:
         "triton": shell.then([f"{shell.pip} uninstall -y {' '.join(facts.tritons)}", f"{pip} TRITON"]),
         "device_package": f'{pip} "torch[device-GPU]" --index-url INDEX',
         "family_package": f'{pip} "amd-torch-device-FAMILY" --index-url INDEX',
-        "amd_torch": f"{pip} TORCH",
+        "other_torch": f"{pip} TORCH",
         "override": shell.assign(OVERRIDE, "VALUE"),
         "kernels": "Build a wheel that has them: "
         f"`PYTORCH_ROCM_ARCH=GPU ./build_rocm.sh 2.8.3{' --platform windows' if facts.windows else ''}`.",

@@ -20,10 +20,12 @@ function parseEnvironment(text) {
   const first = (pattern) => (text.match(pattern) ?? [])[1] ?? "";
   const torch = text.match(/(?:^|[\s'"])(?:torch|pytorch version)['"]?\s*[=:\s]+\s*['"]?(\d+\.\d+)[\w.]*(?:\+([\w.]+))?/im) ?? [];
   const hip = first(/(?:\bhip|rocm used to build pytorch)\s*[=:]+\s*(\d+\.\d+)/i);
+  const python = text.match(/\bpython(?: version)?\s*[=:]+\s*(\d+\.\d+)([\w.]*)/i) ?? [];
+  const freeThreaded = python[2]?.endsWith("t") || /free-threading/.test(text);
   const rocm = hip || ((torch[2] ?? "").match(/^rocm(\d+\.\d+)/) ?? [])[1] || "";
   const system = first(/^(?:.*\bsystem=|OS: |Python platform: )(\S.*)/m);
   return {
-    python: first(/\bpython(?: version)?\s*[=:]+\s*(\d+\.\d+)/i),
+    python: python[1] ? python[1] + (freeThreaded ? "t" : "") : "",
     torch: torch[1] ?? "",
     rocm,
     label: torch[2] ?? "",
@@ -65,6 +67,9 @@ function counting(known, gpus, platform) {
 
 // What advice.advise gives for a machine: want has gpus, platform, python, torch, rocm, and the label of torch's version.
 function advise(known, want) {
+  if (want.python.endsWith("t")) {
+    return {state: known.states[2], reason: known.free_threaded.replaceAll("{python}", want.python.slice(0, -1)), notes: []};
+  }
   const gpus = counting(known, want.gpus, want.platform);
   const answers = (gpus.length ? gpus : [""]).map((gpu) => [gpu, lookUp(known, gpu, want)]);
   const [gpu, worst] = answers.reduce((a, b) => (known.states.indexOf(b[1].state) > known.states.indexOf(a[1].state) ? b : a));

@@ -165,7 +165,7 @@ def test_pasting_gives_the_line_and_copy_copies_it(browser: Browser, sites: Site
         expect(page.locator("#status")).to_have_text("Copied")
         assert page.evaluate("navigator.clipboard.readText()") == line
         page.get_by_role("button", name="Copy the command").click()
-        assert page.evaluate("navigator.clipboard.readText()").startswith('python -c "import platform, torch;')
+        assert page.evaluate("navigator.clipboard.readText()").startswith('python -c "import platform, sysconfig, torch;')
         assert page.url.endswith("#python=3.12&torch=2.5&rocm=6.2&gpu=gfx942&platform=linux")
         page.get_by_label("Backend").select_option("triton")
         expect(page.locator("#answer code").first).to_contain_text("2.8.3+rocm62torch2.5triton")
@@ -204,6 +204,7 @@ NEWEST = "torch==2.14.1+rocm7.2"
         ),
         ("python=3.11.7 torch=2.8.0+rocm6.4 hip=6.4.1 gpu=gfx1151", "torch", "no kernels for gfx1151 before ROCm 7.0"),
         ("python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1103", "found", "export HSA_OVERRIDE_GFX_VERSION=11.0.0"),
+        ("python=3.11.7 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1103", "found", 'is better: pip install "torch==2.14.1'),
         ("python=3.12.3 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1010", "torch", '"torch[device-gfx1010]" --index-url'),
         ("python=3.12.3 torch=2.12.0+rocm7.14.0 hip=7.14.1 gpu=gfx1010", "found", "flash_attn==2.8.3+rocm"),
         (
@@ -211,6 +212,7 @@ NEWEST = "torch==2.14.1+rocm7.2"
             "found",
             "instead, HIP_VISIBLE_DEVICES",
         ),
+        ("python=3.14.0t torch=2.14.1+rocm7.2 hip=7.2.1 gpu=gfx1201", "missing", "3.14t. Use Python 3.14."),
         ("python=3.12.1 torch=2.16.0+rocm10.2 hip=10.2.1 gpu=gfx942", "found", "This torch is newer than 2.15"),
         ("python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx906", "missing", "No wheel has kernels for gfx906."),
         ("python=3.12.1 torch=2.6.0+cu124 hip=None gpu=NVIDIA H200", "torch", "This torch is not built for ROCm."),

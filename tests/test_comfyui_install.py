@@ -112,6 +112,7 @@ def test_a_pip_that_fails_says_to_close_comfyui(
     monkeypatch.setattr(install, "call", lambda *_: fails)
     assert install.main([str(folder)]) == 2
     assert "close ComfyUI" in capsys.readouterr().err
+    assert install.main([str(folder), "--undo"]) == 2, "what was there before is left alone"
 
 
 def test_the_batch_file_is_for_cmd() -> None:

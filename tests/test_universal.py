@@ -135,9 +135,11 @@ def test_the_plan_estimates_the_build(
     assert work["kernels"] == windows["kernels"] > 500
     assert work["cached"] == 0
     assert work["minutes"] == math.ceil(work["kernels"] * DATA.backends["triton"].seconds("rdna3") / 120)
-    assert work["disk_mib"] > forecast.ENVIRONMENT_MIB + 10
+    assert work["torch_mib"] == forecast.TORCH_BESIDE_ROCM_MIB
+    assert work["disk_mib"] > forecast.ENVIRONMENT_MIB + work["torch_mib"] + 10
+    assert (windows["torch_mib"], windows["disk_mib"]) == (0, work["disk_mib"] - work["torch_mib"])
     assert windows["downloads"] == ["packages of locks/build.txt"]
-    assert work["downloads"] == ["packages of locks/build.txt", "torch 2.14.1"]
+    assert work["downloads"] == ["packages of locks/build.txt", "torch 2.14.1+rocm7.14"]
     assert err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     (unit, *_) = units.find(["gfx1100"])
@@ -149,10 +151,13 @@ def test_the_plan_estimates_the_build(
     again = json.loads(out)[0]["work"]
     words = f"{again['kernels']} kernels, {again['cached']} of them cached, about {again['minutes']} min to compile"
     assert err.startswith(
-        f"note: flash_attn-2.8.3+rocm-cp310-abi3-linux_x86_64.whl: {words}; {again['disk_mib']} MiB of disk"
+        f"note: flash_attn-2.8.3+rocm-cp310-abi3-linux_x86_64.whl: {words}; 5.7 GiB of disk, up to 6 of them for torch; "
     )
     assert again["cached"] == len(unit.kernels)
-    assert again["disk_mib"] < 100
+    assert again["torch_mib"] < again["disk_mib"] < again["torch_mib"] + 100
+    cell = ["2.8.3", "3.11", "2.5.1", "6.2", "--cache", str(tmp_path)]
+    assert cli.main(["plan", *cell]) == 0
+    assert json.loads(capsys.readouterr().out)["work"]["torch_mib"] == forecast.TORCH_MIB
     assert again["downloads"] == work["downloads"][1:]
 
 

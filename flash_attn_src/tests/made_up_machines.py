@@ -274,6 +274,20 @@ CASES: list[tuple[str, Facts, str]] = [
         "torchvision torchaudio && pip install torch[device-gfx1031] --index-url https://repo.amd.com/rocm/whl-multi",
     ),
     (
+        "torch-lacks-gpu",
+        replace(
+            probed(
+                call=None,
+                torch={"version": "2.14.1+rocm7.2", "hip": "7.2.26015", "cuda": None},
+                devices=[{"name": "Radeon 780M", "target": "gfx1103", "memory_mib": 8176}],
+                error="AcceleratorError: HIP error: invalid device function",
+            ),
+            build=replace(UNIVERSAL, targets=("gfx11-generic",)),
+        ),
+        "/whl/rocm7.14`. Or `export HSA_OVERRIDE_GFX_VERSION=11.0.0`, which AMD does not support.",
+    ),
+    ("out-of-memory", probed(call=None, torch_kernel=16.0, error="OutOfMemoryError: HIP out of memory"), "BIOS"),
+    (
         "torch-unsuitable",
         replace(
             probed(

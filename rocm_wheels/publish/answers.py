@@ -58,6 +58,7 @@ def table(facts: Mapping[str, Any]) -> dict[str, Any]:
         "states": advice.STATES,
         "systems": advice.SYSTEMS,
         "elsewhere": advice.answer(facts, "", "", "", ("", "", ""), "").reason,
+        "free_threaded": advice.answer(facts, "", "linux", "{python}t", ("", "", ""), "").reason,
         "pytorch_label": advice.PYTORCH_LABEL,
         "products": {product: gpu for gpu, row in facts["targets"].items() for product in row["products"]},
     }

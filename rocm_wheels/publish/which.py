@@ -37,9 +37,10 @@ RUN = {
 }
 # The command that the page to choose a wheel on asks its visitors to run.
 PASTE_COMMAND = (
-    'python -c "import platform, torch; c = torch.cuda; print('
-    "'system=' + platform.system(), "
-    "'python=' + platform.python_version(), 'torch=' + torch.__version__, 'hip=%s' % torch.version.hip, "
+    'python -c "import platform, sysconfig, torch; c = torch.cuda; print('
+    "'system=' + platform.system(), 'python=' + platform.python_version() "
+    "+ 't' * bool(sysconfig.get_config_var('Py_GIL_DISABLED')), 'torch=' + torch.__version__, "
+    "'hip=%s' % torch.version.hip, "
     "'gpu=' + ','.join(c.get_device_properties(i).gcnArchName for i in range(c.device_count())))\""
 )
 

@@ -13,11 +13,16 @@ from rocm_wheels.matrix.platforms import DEFAULT
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
+from rocm_wheels.tables import version_key
 from rocm_wheels.wheel import combinations
 
 ENVIRONMENT = ROOT / "build" / "env"
 ENVIRONMENT_MIB = 1331
 KERNEL_KIB = 22  # per kernel in the cache: 13.6 MiB for 636 kernels of gfx942, November 2026
+# An environment with torch for ROCm, as others measured it: 2.3.1+rocm6.0, which brings ROCm (pytorch/pytorch#129165),
+# and AMD's with the packages of one GPU of ROCm 10 (ultralytics/ultralytics#24137).
+TORCH_MIB, TORCH_BESIDE_ROCM_MIB = 13 * 1024, 5800
+ROCM_BESIDE_TORCH = (7, 14)  # from which ROCm on it comes in packages of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +30,15 @@ class Forecast:
     """The estimate for a build. `kernels`, `cached` and `minutes` are None if this Python lacks the packages that list
     the kernels; `why` is the reason.
 
-    disk_mib: without the torch of each test, which takes several GiB. shorter: options that make the build shorter, as
-    a sentence.
+    disk_mib: with torch_mib, which is for the torch of each test; uv's cache may have it already. shorter: options that
+    make the build shorter, as a sentence.
     """
 
     kernels: int | None
     cached: int | None
     minutes: int | None
     disk_mib: int
+    torch_mib: int
     downloads: tuple[str, ...]
     shorter: str
     why: str = ""
@@ -45,9 +51,9 @@ class Forecast:
     def line(self) -> str:
         """One line for users."""
         work = self.why or f"{self.kernels} kernels, {self.cached} of them cached, about {self.minutes} min to compile"
-        torch = " and several GiB for torch" if any(name.startswith("torch ") for name in self.downloads) else ""
+        torch = f", up to {self.torch_mib / 1024:.0f} of them for torch" if self.torch_mib else ""
         downloads = f"downloads: {', '.join(self.downloads) or 'none'}"
-        return "; ".join(filter(None, (work, f"{self.disk_mib} MiB of disk{torch}", downloads, self.shorter)))
+        return "; ".join(filter(None, (work, f"{self.disk_mib / 1024:.1f} GiB of disk{torch}", downloads, self.shorter)))
 
 
 def of(
@@ -64,9 +70,10 @@ def of(
     made = (ENVIRONMENT / "stamp").is_file()
     # A wheel for Windows is tested without torch here, because Linux cannot run it.
     tested = combinations.of(plan, versions, found) if plan.platform == DEFAULT else ()
-    torches = dict.fromkeys(each.torch for each in tested)
-    downloads = (*([] if made else ["packages of locks/build.txt"]), *(f"torch {torch}" for torch in torches))
-    environment = 0 if made else ENVIRONMENT_MIB
+    torches = {f"torch {each.torch}+{each.torch_index}": _torch_mib(each.torch_index) for each in tested}
+    downloads = (*([] if made else ["packages of locks/build.txt"]), *torches)
+    torch_mib = sum(torches.values())
+    disk_mib = torch_mib + (0 if made else ENVIRONMENT_MIB)
     try:
         kernels, cached, seconds = _compiling(plan, cache, without)
     except MissingTool:
@@ -75,7 +82,8 @@ def of(
             kernels=None,
             cached=None,
             minutes=None,
-            disk_mib=environment,
+            disk_mib=disk_mib,
+            torch_mib=torch_mib,
             downloads=downloads,
             shorter=plan.shorter,
             why=why,
@@ -84,10 +92,17 @@ def of(
         kernels=kernels,
         cached=cached,
         minutes=math.ceil(seconds / (60 * plan.jobs)),
-        disk_mib=environment + -(-(kernels - cached) * KERNEL_KIB // 1024),
+        disk_mib=disk_mib + -(-(kernels - cached) * KERNEL_KIB // 1024),
+        torch_mib=torch_mib,
         downloads=downloads,
         shorter=plan.shorter,
     )
+
+
+def _torch_mib(index: str) -> int:
+    """The disk that an environment with torch takes, by the directory of its index, such as "rocm7.2"."""
+    beside = version_key(index.removeprefix("rocm")) >= ROCM_BESIDE_TORCH
+    return TORCH_BESIDE_ROCM_MIB if beside else TORCH_MIB
 
 
 def _compiling(plan: Plan, cache: Path | None, without: Sequence[str]) -> tuple[int, int, float]:

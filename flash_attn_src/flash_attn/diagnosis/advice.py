@@ -129,8 +129,11 @@ def answer(
         torch_has = "and torch" if _below(rocm, facts["generic_since"]) else "because torch"
         notes.append(
             f"With {OVERRIDE} the {gpu} runs the kernels of {row['runs_as']}, {torch_has} has none for {gpu}. AMD does "
-            "not support it; a torch with kernels of its own is better."
+            "not support it."
         )
+        if line:
+            gone = "pip uninstall -y torch torchvision torchaudio && " if remove else ""
+            notes.append(f"A torch with kernels of its own is better: {gone}pip {line}")
     notes += _unknown(facts, python, torch, rocm)
     return Advice(INSTALL, "", line, remove, variables, tuple(notes))
 

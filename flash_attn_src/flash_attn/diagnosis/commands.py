@@ -32,7 +32,8 @@ def commands(facts: Facts) -> dict[str, str]:
         "triton": _install_triton(facts),
         "device_package": _device_package(facts),
         "family_package": _family_package(facts),
-        "amd_torch": _amd_torch(facts),
+        "other_torch": _other_torch(facts),
+        "or_override": _or_override(facts),
         "reinstall": _reinstall(facts),
         "kernels": _kernels(facts, target),
         "override": shell.assign(advice.OVERRIDE, (targets.override(target) or ("", "VALUE"))[1]),
@@ -119,11 +120,19 @@ def _device_package(facts: Facts) -> str:
     return f'{shell_of(facts).pip} install "torch[{_extras(facts)}]=={installed}" --index-url {index}'
 
 
-def _amd_torch(facts: Facts) -> str:
-    """The lines that replace torch by AMD's, which has kernels for more GPUs than PyTorch's."""
+def _other_torch(facts: Facts) -> str:
+    """The lines that replace a torch without kernels for the GPU: the recommended one, AMD's if that is installed."""
+    if facts.known and (line := facts.advise().torch) and f"=={_installed(facts)}" not in line:
+        return install_torch(facts)
     also = ' "torchvision[{0}]" torchaudio' if facts.windows else ""
     arguments = f'install "torch[{{0}}]"{also} --index-url {amd_index(facts)}'
     return _lines(facts, arguments.format(_extras(facts)), True)
+
+
+def _or_override(facts: Facts) -> str:
+    """The variable that lets a GPU run a relative's kernels, as a sentence after another remedy; "" for none."""
+    value = facts.advise().variables.get(advice.OVERRIDE) if facts.known else ""
+    return f" Or {shell_of(facts).assign(advice.OVERRIDE, value)}, which AMD does not support." if value else ""
 
 
 def _extras(facts: Facts) -> str:

@@ -53,6 +53,7 @@ def examine(facts: Facts) -> list[Finding]:
             found.setdefault(key, what)
     if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
         found.pop("no-driver", None)  # the driver library comes with torch for ROCm
+        found.pop("torch-minor", None)  # another torch comes anyway
     known = commands(facts)
     return [
         Finding(
@@ -245,8 +246,10 @@ def _call(facts: Facts) -> _Found:
         yield "torch-lacks-gpu", f"torch {version} has no kernels for {', '.join(sorted(targets))}"
     elif no_code:
         pass  # `torch-unsuitable` or `target-missing`
-    elif "reinstall the wheel" in error:
-        pass  # `wheel-incomplete` or `blocked`
+    elif "reinstall the wheel" in error or f"has no kernels for {next(iter(facts.unserved()), '?')}" in error:
+        pass  # `wheel-incomplete`, `blocked` or `target-missing`
+    elif "OutOfMemory" in error:
+        yield "out-of-memory", error
     elif "error" in facts.probe:
         yield "call-failed", facts.probe["error"]
     elif facts.died:

@@ -46,8 +46,8 @@ TROUBLES = (
         sign="`import torch` itself fails, often with the name of a library that is not found",
         remedy="Install torch again: `{torch} --force-reinstall`. If that changes nothing: `unset LD_LIBRARY_PATH "
         "LD_PRELOAD`, because they can lead torch to another library of the same name.",
-        windows="Install torch again: `{torch}`. torch also needs Microsoft's Visual C++ Redistributable: "
-        "https://aka.ms/vs/17/release/vc_redist.x64.exe",
+        windows="Install Microsoft's Visual C++ Redistributable, which torch needs: "
+        "https://aka.ms/vs/17/release/vc_redist.x64.exe. If that changes nothing, install torch again: `{torch}`.",
     ),
     Trouble(
         key="torch-cpu",
@@ -81,8 +81,8 @@ TROUBLES = (
         key="torch-minor",
         title="Another torch than the wheel's",
         sign="pip installed the wheel with `--no-deps`, or replaced torch afterwards",
-        remedy="Install the torch that the wheel is for: `{torch}`. To keep your torch instead, install the "
-        "flash_attn wheel that names it.",
+        remedy="Install the torch that the wheel is for: `{torch}`. The universal wheel of flash_attn is for every "
+        "torch from 2.5 on.",
         log=r"undefined symbol: \S*(c10|at6|torch)",
     ),
     Trouble(
@@ -252,7 +252,7 @@ TROUBLES = (
         title="torch itself has no kernels for this GPU",
         sign="`torch.cuda.is_available()` is True, and the first kernel of torch itself ends with "
         "`invalid device function`: PyTorch's wheels have no kernels for RX 5000, RX 6700 and smaller, and others",
-        remedy="Install AMD's torch, which has kernels for more GPUs: `{amd_torch}`.",
+        remedy="Install a torch that has them: `{other_torch}`.{or_override}",
     ),
     Trouble(
         key="target-missing",
@@ -293,6 +293,13 @@ TROUBLES = (
         windows="HIP on Windows does not read it. HIP_VISIBLE_DEVICES selects GPUs there, and no variable makes one "
         "GPU run the kernels of another. To remove it: {unset_linux}.",
         note=True,
+    ),
+    Trouble(
+        key="out-of-memory",
+        title="The GPU has too little memory",
+        sign="`OutOfMemoryError: HIP out of memory` at a small call",
+        remedy="Close programs that use the GPU. A GPU in a processor has the memory that the BIOS (UMA frame "
+        "buffer size) or the driver's settings give it: give it more.",
     ),
     Trouble(
         key="call-failed",
