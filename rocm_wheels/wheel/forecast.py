@@ -51,9 +51,11 @@ class Forecast:
     def line(self) -> str:
         """One line for users."""
         work = self.why or f"{self.kernels} kernels, {self.cached} of them cached, about {self.minutes} min to compile"
-        torch = f", up to {self.torch_mib / 1024:.0f} of them for torch" if self.torch_mib else ""
+        torch = f", {self.torch_mib / 1024:.1f} of them for torch" if self.torch_mib else ""
         downloads = f"downloads: {', '.join(self.downloads) or 'none'}"
-        return "; ".join(filter(None, (work, f"{self.disk_mib / 1024:.1f} GiB of disk{torch}", downloads, self.shorter)))
+        return "; ".join(
+            filter(None, (work, f"{self.disk_mib / 1024:.1f} GiB of disk{torch}", downloads, self.shorter))
+        )
 
 
 def of(
