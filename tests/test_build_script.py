@@ -37,7 +37,8 @@ def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     planned = json.loads(done.stdout)
     assert planned["targets"] == ["gfx942"]
-    assert planned["work"].keys() == set("kernels cached minutes disk_mib torch_mib downloads shorter why".split())
+    counted = {"kernels", "cached", "minutes", "disk_mib", "torch_mib", "downloads", "shorter", "why"}
+    assert planned["work"].keys() == counted
 
 
 def test_script_finds_its_repository_through_links_and_despite_cdpath(tmp_path: Path) -> None:
