@@ -66,8 +66,11 @@ def wheel(folders: Sequence[Path]) -> Path:
 
 def call(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs ComfyUI's Python without the user's own packages, as ComfyUI does. Only pip's questions are captured."""
-    captured = words[:2] == ("-m", "pip") and words[2] in ("--version", "show")
-    return subprocess.run([python, "-s", *words], capture_output=captured, text=True, check=False)
+    command = [python, "-s", *words]
+    if words[:2] == ("-m", "pip") and words[2] in ("--version", "show"):
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    # Under Wine a program inherits pipes only if they are named.
+    return subprocess.run(command, stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr, text=True, check=False)
 
 
 def installed(python: Path) -> str:
@@ -96,8 +99,9 @@ def undo(python: Path) -> int:
         raise StopError(
             f"this program installed nothing into {python}\nTo remove flash_attn: {python} -m pip uninstall flash_attn"
         )
-    if call(python, "-m", "pip", "uninstall", "-y", "flash_attn").returncode != 0:
-        raise StopError("pip failed: close ComfyUI, which keeps its files open, and run this again")
+    # pip may remove nothing and return 0.
+    if call(python, "-m", "pip", "uninstall", "-y", "flash_attn").returncode != 0 or installed(python):
+        raise StopError("pip did not remove it: close ComfyUI, which keeps its files open, and run this again")
     before = json.loads(record.read_text(encoding="utf-8"))["before"]
     record.unlink()
     print(f"removed{f'; flash_attn {before} was there before, install it again from where it came' if before else ''}")

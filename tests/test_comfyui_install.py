@@ -37,7 +37,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     def run(command: list[Any], **_: Any) -> subprocess.CompletedProcess[str]:
         words = [str(word) for word in command[1:]]
         lines.append(words)
-        shown = "Name: flash_attn\nVersion: 2.7.4\n" if "show" in words else ""
+        gone = any("uninstall" in line for line in lines)
+        shown = "Name: flash_attn\nVersion: 2.7.4\n" if "show" in words and not gone else ""
         return subprocess.CompletedProcess(command, 1 if "flash_attn.doctor" in words else 0, shown, "")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -69,7 +70,7 @@ def test_it_installs_runs_the_doctor_and_undoes(
     assert install.main([str(folder), "--wheel", str(file)]) == 1  # an update
     typed.clear()
     assert install.main([str(folder), "--undo"]) == 0
-    assert typed == [["-s", "-m", "pip", "uninstall", "-y", "flash_attn"]]
+    assert typed[0] == ["-s", "-m", "pip", "uninstall", "-y", "flash_attn"]
     assert "flash_attn 2.7.4 was there before" in capsys.readouterr().out
     assert install.main([str(folder), "--undo"]) == 2
     assert "installed nothing into" in capsys.readouterr().err
@@ -113,6 +114,16 @@ def test_a_pip_that_fails_says_to_close_comfyui(
     assert install.main([str(folder)]) == 2
     assert "close ComfyUI" in capsys.readouterr().err
     assert install.main([str(folder), "--undo"]) == 2, "what was there before is left alone"
+
+
+def test_a_pip_that_removes_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tree(tmp_path, *TREES["portable"])
+    (tmp_path / "python_embeded" / install.RECORD).write_text('{"before": ""}', encoding="utf-8")
+    monkeypatch.setattr(install, "call", lambda *_: subprocess.CompletedProcess([], 0, "Version: 2.8.3\n", ""))
+    assert install.main([str(folder), "--undo"]) == 2
+    assert "pip did not remove it" in capsys.readouterr().err
 
 
 def test_the_batch_file_is_for_cmd() -> None:
