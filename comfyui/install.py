@@ -66,7 +66,7 @@ def wheel(folders: Sequence[Path]) -> Path:
 
 def call(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs ComfyUI's Python without the user's own packages, as ComfyUI does. Only pip's questions are captured."""
-    command = [python, "-s", *words]
+    command = [str(python), "-s", *words]
     if words[:2] == ("-m", "pip") and words[2] in ("--version", "show"):
         return subprocess.run(command, capture_output=True, text=True, check=False)
     # Under Wine a program inherits pipes only if they are named.
