@@ -12,7 +12,7 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.publish.github import GitHub
 
 GOOD, MISSING, NOTE, UNSEEN = "good", "missing", "note", "not seen"
-WORKFLOWS = ("build", "check", "emulator", "installs", "nightly", "pages", "refresh", "trend")
+WORKFLOWS = ("build", "check", "emulator", "hardware", "installs", "nightly", "pages", "refresh", "trend")
 ACTIONS = (  # actions in the workflows, and actions inside of these
     *("actions/attest", "actions/attest-build-provenance", "actions/cache", "actions/checkout", "actions/deploy-pages"),
     *("actions/download-artifact", "actions/upload-artifact", "actions/upload-pages-artifact"),
