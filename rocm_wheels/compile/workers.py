@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import cast
 
 from rocm_wheels.compile import cache as compiled
@@ -40,7 +42,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
         # Sort by cache key (a hash). This shuffles fast and slow kernels, so the time estimate is right early.
         mixed = sorted(missing, key=lambda unit: unit.key)
         futures = {pool.submit(_compile, unit, cache): unit for unit in mixed}
-        for future in _done(set(futures), progress):
+        for future in _done(futures, progress):
             unit = futures[future]
             try:
                 future.result()
@@ -69,13 +71,22 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
     return failed
 
 
-def _done(futures: set[Future[None]], progress: Progress) -> Iterator[Future[None]]:
-    """Yields each future when it is done. Logs a line after each minute in which no future was done."""
-    while futures:
-        done, futures = wait(futures, timeout=LOG_SECONDS, return_when=FIRST_COMPLETED)
-        if not done:
-            progress.wait()
-        yield from done
+def _done(futures: Collection[Future[None]], progress: Progress) -> Iterator[Future[None]]:
+    """Yields each future when it is done. Logs a line after each minute in which no future was done.
+
+    `concurrent.futures.wait` takes the locks of all futures, and an interruption inside of it keeps some of them: the
+    pool would never end.
+    """
+    done: SimpleQueue[Future[None]] = SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
+    left = len(futures)
+    while left:
+        with contextlib.suppress(Empty):
+            yield done.get(timeout=LOG_SECONDS)
+            left -= 1
+            continue
+        progress.wait()
 
 
 def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:
