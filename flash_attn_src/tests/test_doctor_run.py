@@ -85,7 +85,8 @@ def test_it_runs_with_another_torch(wheel: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     keys = [finding["key"] for finding in found["findings"]]
     assert keys[0] in ("torch-cpu", "torch-cuda")
-    assert {"torch-minor", "build-memory"} < set(keys)
+    assert "build-memory" in keys
+    assert "torch-minor" not in keys  # the remedy of the first one replaces torch anyway
     assert found["location"] == str(wheel / "flash_attn")
     assert found["probe"]["call"]["forward_error"] <= found["probe"]["call"]["limit"]
     assert found["probe"]["call"]["unwritten"] == []

@@ -83,6 +83,7 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         path.touch()
     build = replace(BUILD, targets=("gfx0",))
     files = {"meminfo": "MemTotal: 8192 kB\nMemAvailable: 2048 kB\n", "version": "6.8.5\n"}
+    files["lockup_timeout"] = "900000\n"
     for name, value in (("KFD", kfd), ("RENDER_NODES", str(tmp_path)), ("_read", lambda _: ""),
                         ("run_probe", lambda: ({"torch": 1}, "ended with signal 9")),
                         ("installed", lambda: "/env/flash_attn"), ("TRITONS", ("pytest", "no-such-one")),
@@ -102,7 +103,7 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sys.executable in facts.python
     assert facts.system
     assert facts.tritons == facts.plug_ins == {"pytest": pytest.__version__}
-    assert (facts.memory_mib, facts.driver) == (2, "6.8.5")
+    assert (facts.memory_mib, facts.driver, facts.limit) == (2, "6.8.5", None)
     assert {"PYTORCH_ROCM_ARCH", "LD_LIBRARY_PATH"} <= facts.variables.keys()
     assert "GITHUB_TOKEN" not in facts.variables
     assert list(facts.variables) == sorted(facts.variables)
