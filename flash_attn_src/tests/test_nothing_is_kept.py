@@ -48,6 +48,9 @@ ALLOWED = {
     "flash_attn/runtime/jit_repair.py": {"_open": _SWITCH, "_originals": _SWITCH, "_version": _WHEEL},
     "flash_attn/runtime/protocol.py": {"kernels": _DEVICES},
     "flash_attn/runtime/store.py": {"open_store": _WHEEL},
+    "flash_attn/runtime/stored.py": {"_capture": _WHEEL},
+    "flash_attn/runtime/submissions.py": {"self._accounts": "seconds of work of a stream or a graph, by its number"},
+    "flash_attn/runtime/watchdog.py": {"self._estimates": "how many programs a launch may have, by its numbers"},
     "flash_attn/sdpa/override.py": {
         "_library": _ONCE, "_recorded": "open `with` blocks of a graph that is recorded", "_users": _SWITCH,
         "active": _SWITCH,
