@@ -51,7 +51,8 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
     for name, causal, left in (("full", False, -1), ("causal", True, -1), ("window", True, tokens // 4)):
         call = attention_call(
             q, *paged, softmax_scale=dim**-0.5, causal=causal, window_size=(left, -1), softcap=softcap,
-            alibi_slopes=slopes, dropout_p=dropout_p, rng_state=random, max_seqlen_k=tokens, block_table=table,
+            alibi_slopes=slopes, dropout_p=dropout_p, rng_state=random, block_table=table,
+            max_seqlen_k=0 if table is None else tokens,
         )  # fmt: skip
         if op.startswith("fwd"):
             yield name, lambda call=call: list(backend.forward(call)[:2])
