@@ -30,7 +30,8 @@ function parseEnvironment(text) {
     rocm,
     label: torch[2] ?? "",
     gpus: [...new Set(text.match(/\bgfx[0-9a-f]{3,5}\b/g) ?? [])],
-    notRocm: Boolean(torch[1]) && !rocm,
+    notRocm: Boolean(torch[1]) && !rocm && !/^rocm/.test(torch[2] ?? ""),
+    unsaid: /^rocm/.test(torch[2] ?? "") && !rocm, // AMD's label "rocmsdk20260116" names a day
     platform: systemIn(system),
     elsewhere: Boolean(system) && !systemIn(system),
   };
@@ -123,7 +124,7 @@ function start(page) {
   const known = JSON.parse(at("known").textContent);
   const selects = Object.fromEntries(AXES.map((axis) => [axis, at(axis)]));
   const here = systemIn(navigator.userAgent);
-  let pasted = {}; // what was pasted and no choice holds: the label of torch, whether it is not for ROCm, another system
+  let pasted = {}; // what was pasted and no choice holds: the label of torch, whether it is for ROCm, another system
   const newest = [...selects.flash_attn.options].map((option) => option.value).filter((value) => !value.includes("post")).pop();
   const rows = [...page.querySelectorAll("#wheels tbody tr")].map((row) => {
     const {platform, python, torch, rocm, backend, flashAttn, version, targets, yanked, verdict} = row.dataset;
@@ -185,6 +186,7 @@ function start(page) {
   function answer(chosen) {
     if (pasted.elsewhere && !chosen.platform) return ["missing", [element("p", {textContent: known.elsewhere})]];
     if (!chosen.platform) return ["", [element("p", {textContent: "Choose the system to get your line."})]];
+    if (pasted.unsaid && !chosen.rocm) return ["", [element("p", {textContent: `The label ${pasted.label} does not say torch's ROCm: choose it, or run the command above.`})]];
     // A torch is installed where its ROCm is known too, or where the paste says that it has none.
     const complete = chosen.torch && (chosen.rocm || pasted.notRocm);
     const want = complete ? chosen : {...chosen, torch: "", rocm: ""};

@@ -216,6 +216,7 @@ NEWEST = "torch==2.14.1+rocm7.2"
         ("python=3.12.1 torch=2.16.0+rocm10.2 hip=10.2.1 gpu=gfx942", "found", "This torch is newer than 2.15"),
         ("python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx906", "missing", "No wheel has kernels for gfx906."),
         ("python=3.12.1 torch=2.6.0+cu124 hip=None gpu=NVIDIA H200", "torch", "This torch is not built for ROCm."),
+        ("torch              2.9.1+rocmsdk20260116", "", "does not say torch's ROCm: choose it"),
         ("system=Darwin python=3.12.3 torch=2.13.0 hip=None gpu=", "missing", "for Linux and Windows on x86_64"),
         (
             "system=Windows python=3.12.3 torch=2.13.0+rocm10.0.0 hip=10.0 gpu=gfx942",
@@ -233,7 +234,7 @@ def test_answers(browser: Browser, both: str, pasted: str, state: str, said: str
         expect(answer).to_have_attribute("data-state", state)
         expect(answer).to_contain_text(said)
         text = answer.inner_text()
-        if "hip=None" not in pasted and "+rocm7.14.0" not in pasted and "+rocm10" not in pasted:
+        if not any(text in pasted for text in ("hip=None", "+rocm7.14.0", "+rocm10", "rocmsdk")):
             page.reload()  # the address holds the choice
             assert page.locator("#answer").inner_text() == text
 
