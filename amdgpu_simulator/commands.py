@@ -12,6 +12,7 @@ from pathlib import Path
 from flash_attn.runtime.store import KernelError, Store
 
 from amdgpu_simulator import (
+    accuracy,
     assembly_hazards,
     calibration,
     comparison,
@@ -43,6 +44,9 @@ def run(options: argparse.Namespace) -> None:
             return
         for line in _table(options):
             print(line, flush=True)
+        if options.command in ("cycles", "table", "decoding"):
+            error = accuracy.error(options.target)
+            print(f"A ratio of two kernels has an error of {error:.0%} on {options.target}.", file=sys.stderr)
     except (RocmWheelsError, KernelError) as error:
         raise ValueError(error) from error
 

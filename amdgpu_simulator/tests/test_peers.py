@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from flash_attn.kernels import providers
 
 from amdgpu_simulator import __main__ as command
 from amdgpu_simulator import accuracy, comparison, measure
@@ -200,6 +201,11 @@ def test_a_row_shows_the_best_triton(
 )
 def test_a_ratio_within_the_error_is_no_difference(ratio: float, target: str, said: str) -> None:
     assert accuracy.judge(ratio, target) == said
+
+
+def test_users_read_the_error_of_the_clock() -> None:
+    """The error that `backend_info` names beside cycles is that of each target with a row."""
+    assert {accuracy.error(row.target) for row in providers.ROWS} == {providers.ERROR}
 
 
 @pytest.mark.parametrize(

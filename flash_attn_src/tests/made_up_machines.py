@@ -159,6 +159,24 @@ CASES: list[tuple[str, Facts, str]] = [
         ),
         "triton 3.8.0+git4cff872c compiles barriers without waits for stores on gfx1100",
     ),
+    (
+        "faulty-firmware",
+        replace(
+            torch(
+                "2.14.1+rocm7.2",
+                "7.2.1",
+                devices=[{"name": "Radeon 8060S Graphics", "target": "gfx1151", "memory_mib": 1}],
+            ),
+            build=replace(UNIVERSAL, targets=("gfx1151",)),
+            mes={"gfx1151": 0x83, "gfx1201": 0x83},
+        ),
+        "the gfx1151 here has MES firmware 0x83 of linux-firmware 20251125",
+    ),
+    (
+        "fp16-of-mi200",
+        probed(devices=[{"name": "AMD Instinct MI250X", "target": "gfx90a", "memory_mib": 1}]),
+        "rows of dout differ by more than 2^10",
+    ),
     ("two-tritons", replace(HEALTHY, tritons={"triton": "3.1.0", "triton-rocm": "3.6.0"}), "triton-rocm 3.6.0"),
     (
         "target-missing",

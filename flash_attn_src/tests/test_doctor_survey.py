@@ -109,6 +109,22 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(facts.variables) == sorted(facts.variables)
 
 
+def test_the_firmware_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor, a GPU inside it, a card whose file the container hides, an MI200 without MES; see amdgpu_ucode.c."""
+    nodes, drm = tmp_path / "nodes", tmp_path / "drm"
+    versions = (("0", "-1", None), ("110501", "128", "0x00000083\n"), ("120001", "129", None), ("90010", "130", None))
+    for number, (target, minor, version) in enumerate(versions):
+        (nodes / str(number)).mkdir(parents=True)
+        text = f"cpu_cores_count 0\ngfx_target_version {target}\ndrm_render_minor {minor}\n"
+        (nodes / str(number) / "properties").write_text(text)
+        (folder := drm / f"renderD{minor}" / "device" / "fw_version").mkdir(parents=True)
+        if version:
+            (folder / "mes_fw_version").write_text(version)
+    monkeypatch.setattr(linux, "_NODES", nodes)
+    monkeypatch.setattr(linux, "_DRM", drm)
+    assert linux.Linux().mes_firmware() == {"gfx1151": 0x83}
+
+
 def test_facts_that_a_machine_does_not_provide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgroups", list)
     monkeypatch.setattr(os, "getuid", lambda: 123456789)

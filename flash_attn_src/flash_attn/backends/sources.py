@@ -10,6 +10,7 @@ from flash_attn.backends import asm, choice
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
+from flash_attn.kernels import providers
 from flash_attn.kernels.providers import ASM, BLOCKS, CK, DEFAULT, FLUSHED, LARGEST, TRITON, TRITON_ALONE, Row
 from flash_attn.options import MEASURED_BACKWARD, MEASURED_FORWARD
 from flash_attn.runtime import device
@@ -54,7 +55,8 @@ class Sources:
                 )
             return Decision(self.forced, f"{VARIABLE}={self.forced}", described)
         row = _row(call, described, op)
-        why = row.why
+        simulated = f" simulated cycles, with an error of {providers.ERROR:.0%}" if row in providers.ROWS else ""
+        why = row.why + simulated
         for source in row.sources:
             if source != ASM:
                 return Decision(source, why, described)

@@ -45,6 +45,7 @@ def report(facts: Facts) -> str:
         ),
         ("system", facts.system),
         ("driver", facts.driver or "none"),
+        *(("MES firmware", f"{version:#x}, {target}") for target, version in facts.mes.items()),
         *(
             ("device", f"{each['name']}, {each['target']}, {each['memory_mib']} MiB{_lack(facts, each)}")
             for each in devices

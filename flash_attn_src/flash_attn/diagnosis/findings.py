@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.commands import JOB_MIB, OF_LINUX, commands
 from flash_attn.diagnosis.survey import Facts
-from flash_attn.diagnosis.troubles import TROUBLES
+from flash_attn.diagnosis.troubles import FAULTY_MES, TROUBLES
 from flash_attn.kernels.providers import SOURCES
 from flash_attn.kernels.targets import TARGETS, override, serving_targets
 from flash_attn.runtime.environment import (
@@ -156,6 +156,11 @@ def _machine(facts: Facts) -> _Found:
         )
     elif hip and not devices:
         yield "no-device", "torch sees no GPU, though /dev/kfd is there"
+    for target, (version, package) in FAULTY_MES.items():
+        if facts.mes.get(target) == version:
+            yield "faulty-firmware", f"the {target} here has MES firmware {version:#x} of {package}"
+    if "gfx90a" in facts.targets() and "call" in facts.probe:
+        yield "fp16-of-mi200", "a GPU here is a gfx90a"
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))
     # On Windows the launcher takes the one that torch is linked to.
     chosen = facts.windows and facts.probe.get("info", {}).get("launcher")

@@ -62,6 +62,7 @@ class Facts:
     torch_triton: the Triton that the installed torch requires, as pip takes it. has_kfd: whether GPUs are reached
     through /dev/kfd here. windows: whether the system is Windows, outside of WSL. executable: path of the Python.
     plug_ins: versions of this project's plug-ins and of their programs, by distribution.
+    mes: `Platform.mes_firmware`.
     leftovers: directories of packages that pip could not remove, because a program had their files open.
     replaced_hip: on Windows, torch's own HIP runtime where the process has loaded another file in its place. rocdxg and
     torch_runtime: in WSL, the library between ROCm and Windows, and torch's own copy of ROCm's runtime; "" for none.
@@ -93,6 +94,7 @@ class Facts:
     torch_triton: str = ""
     memory_mib: int = 0
     driver: str = ""
+    mes: Mapping[str, int] = field(default_factory=dict)
     limit: LaunchLimit | None = None
     probe: Mapping[str, Any] = field(default_factory=dict)
     died: str = ""
@@ -200,6 +202,7 @@ def survey(log: str = "") -> Facts:
         torch_triton=torch_triton(),
         memory_mib=PLATFORM.available_mib(),
         driver=PLATFORM.gpu_driver(),
+        mes=PLATFORM.mes_firmware(),
         limit=PLATFORM.launch_limit(""),
         probe=answers,
         died=died,

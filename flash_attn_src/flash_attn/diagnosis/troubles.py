@@ -32,6 +32,10 @@ class Trouble:
         return (on_windows and self.windows) or self.remedy
 
 
+# Firmware of the GPU's scheduler (MES) that makes any program fault: its version and package, by target.
+# ROCm/legacy-rocm-build#5724, #5616
+FAULTY_MES = dict.fromkeys(("gfx1150", "gfx1151"), (0x83, "linux-firmware 20251125"))
+
 TROUBLES = (
     Trouble(
         key="torch-missing",
@@ -202,6 +206,28 @@ TROUBLES = (
         remedy="The HIP runtime comes with torch. Install torch again: `{torch} --force-reinstall`. If that changes "
         "nothing: `unset LD_LIBRARY_PATH`.",
         windows="The HIP runtime comes with torch. Install torch again: `{torch}`.",
+    ),
+    Trouble(
+        key="faulty-firmware",
+        title="Firmware with which every program faults",
+        sign="memory access faults and hangs in any program on "
+        + ", ".join(
+            f"{target} with MES firmware {version:#x} ({package})" for target, (version, package) in FAULTY_MES.items()
+        ),
+        remedy="Install another release of the system's GPU firmware, and restart. Older releases are right: on Fedora "
+        "`sudo dnf downgrade amd-gpu-firmware`. Newer ones are right for gfx1150: `sudo dnf upgrade amd-gpu-firmware`, "
+        "on Ubuntu `sudo apt install --only-upgrade linux-firmware`.",
+        windows=None,
+    ),
+    Trouble(
+        key="fp16-of-mi200",
+        title="fp16 of an MI200 loses small numbers",
+        sign="training in fp16 on an MI200 (gfx90a) differs from other GPUs where numbers are small",
+        remedy="Its matrix instructions take numbers below 6.1e-5 as 0. The kernels scale what they can. Where q, k or "
+        "v have a standard deviation of 1e-3 or less, or rows of dout differ by more than 2^10, take bf16 or scale: "
+        "docs/notes/mi200.md of the repository has the bounds.",
+        windows=None,
+        note=True,
     ),
     Trouble(
         key="two-hip-runtimes",

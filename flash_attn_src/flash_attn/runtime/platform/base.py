@@ -74,6 +74,10 @@ class Platform(ABC):
         """
         return None if self.has_kfd else LaunchLimit(0.5, "Windows resets a GPU whose kernel runs for two seconds")
 
+    def mes_firmware(self) -> dict[str, int]:
+        """The targets of the GPUs that tell the version of their scheduler's firmware (MES), and these versions."""
+        return {}
+
     @abstractmethod
     def default_caches(self) -> Path:
         """The user's cache directory if the environment names none. Raises RuntimeError for a user without a home."""

@@ -15,6 +15,7 @@ _MEMORY = Path("/proc/meminfo")
 _LOCKUP = Path("/sys/module/amdgpu/parameters/lockup_timeout")
 _LONG_LOCKUP = 10  # seconds: the default for years, which no report blames
 _DRM = Path("/sys/class/drm")
+_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _EMULATOR = "rocjitsu"  # AMD's; it puts its library, librocjitsu.so or librocjitsu_kmd.so, into LD_PRELOAD
 _DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
 
@@ -37,6 +38,17 @@ class Linux(Platform):
         waiting = ", ".join(address for address in _screens() if screen in ("", address))
         cause = f"The driver amdgpu resets a GPU ({waiting}) whose screen waits for {seconds:g} s (lockup_timeout)"
         return LaunchLimit(min(seconds / 4, 0.5), cause) if waiting else None
+
+    def mes_firmware(self) -> dict[str, int]:
+        """amdgpu has it as a file of each GPU, in hexadecimal, since a change of July 2023 (amdgpu_ucode.c)."""
+        versions = {}
+        for path in sorted(_NODES.glob("*/properties")):
+            node = dict(line.split(maxsplit=1) for line in _read(path).splitlines())
+            text = _read(_DRM / f"renderD{node.get('drm_render_minor')}" / "device/fw_version/mes_fw_version")
+            (major, rest), text = divmod(int(node.get("gfx_target_version", 0)), 10000), text.strip()
+            if major and text:
+                versions[f"gfx{major}{rest // 100:x}{rest % 100:x}"] = int(text, 16)
+        return versions
 
     def default_caches(self) -> Path:
         return Path.home() / ".cache"
