@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import names, release_plan
@@ -17,36 +16,16 @@ from rocm_wheels.publish.release import AGAIN, Listing, Release
 from rocm_wheels.wheel import numbering
 from rocm_wheels.wheel.numbering import PublicWheel
 
-if TYPE_CHECKING:
-    from rocm_wheels.publish.github import GitHub
-
 
 def of_directory(directory: Directory, tag: str, commit: str) -> ReleasePlan:
     """The plan of a release that holds exactly the wheels of a directory."""
-    targets = {wheel.name: wheel.verdict.targets for wheel in directory.wheels}
-    return release_plan.of_files(tag, commit, {**targets, **{each.name: () for each in directory.interfaces}})
+    return release_plan.of_files(tag, commit, published.targets_of(directory))
 
 
 def held(release: Release, listing: Listing) -> ReleasePlan | None:
     """The plan in the release; None for a draft without one."""
     fields = {**release.fields, "assets": list(listing.values())}
-    return of_fields(release.api, fields, release.commit)
-
-
-def of_fields(api: GitHub, fields: Mapping[str, Any], commit: str) -> ReleasePlan | None:
-    """The plan of a release as GitHub's API describes it, with its wheels. None for a draft of that commit without a
-    plan. Raises DataError if its file is not a plan.
-
-    A public release without the file holds what it has.
-    """
-    plan = catalogue.plan_of(fields, lambda asset: api.download(asset["url"]))
-    if plan is not None or fields["draft"]:
-        return plan if plan is None or plan.commit == commit else None
-    found = published.wheels_in(api, fields)
-    targets = {wheel.name: wheel.verdict.targets for wheel in found.wheels}
-    return release_plan.of_files(
-        fields["tag_name"], commit, {**targets, **{each.name: () for each in found.interfaces}}
-    )
+    return published.plan_of(release.api, fields, release.commit)
 
 
 def start(release: Release, plan: ReleasePlan, public: Sequence[PublicWheel]) -> ReleasePlan:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
+from rocm_wheels.matrix import names, release_plan
 from rocm_wheels.matrix.release_plan import ReleasePlan
 from rocm_wheels.wheel.numbering import REMEDY, PublicWheel
 
 if TYPE_CHECKING:
     from rocm_wheels.publish.catalogue import Catalogue
+    from rocm_wheels.publish.directory import Directory
     from rocm_wheels.publish.github import GitHub
 
 
@@ -50,8 +51,6 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
 
     Those are the wheels of all other releases, and the wheels of the tag that a fuller build of the plan replaces.
     """
-    from rocm_wheels.publish import plans
-
     public = public_wheels(api, but=tag)
     held: dict[str, Sequence[str]] = {}
     immutable = False
@@ -61,7 +60,7 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
         immutable |= not release["draft"] and bool(release.get("immutable"))
         fields = {**release, "assets": list(api.assets(release["id"]))}
         found = wheels_in(api, fields)
-        plan = plans.of_fields(api, fields, commit)
+        plan = plan_of(api, fields, commit)
         held |= held_wheels(found, plan, commit, digests(public))
         if plan is not None:
             held |= {each.stem: each.targets for each in plan.wheels if each.unchanged_in}
@@ -80,6 +79,26 @@ def wheels_in(api: GitHub, fields: Mapping[str, Any]) -> Catalogue:
     from rocm_wheels.publish import catalogue
 
     return catalogue.from_releases([fields], lambda asset: api.download(asset["url"]), {})
+
+
+def plan_of(api: GitHub, fields: Mapping[str, Any], commit: str) -> ReleasePlan | None:
+    """The plan of a release as GitHub's API describes it, with its wheels. None for a draft of that commit without a
+    plan. Raises DataError if its file is not a plan.
+
+    A public release without the file holds what it has.
+    """
+    from rocm_wheels.publish import catalogue
+
+    plan = catalogue.plan_of(fields, lambda asset: api.download(asset["url"]))
+    if plan is not None or fields["draft"]:
+        return plan if plan is None or plan.commit == commit else None
+    return release_plan.of_files(fields["tag_name"], commit, targets_of(wheels_in(api, fields)))
+
+
+def targets_of(found: Catalogue | Directory) -> dict[str, tuple[str, ...]]:
+    """Name -> GPU targets of the wheels; none for a wheel without kernels."""
+    wheels = {wheel.name: wheel.verdict.targets for wheel in found.wheels}
+    return {**wheels, **{each.name: () for each in found.interfaces}}
 
 
 def held_wheels(
