@@ -25,7 +25,9 @@ from amdgpu_simulator.workloads import Workload, every_tile
 from rocm_wheels.compile.ck import planner
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_NAME = re.compile(r"(?:(?P<op>fwd)|dqdkdv)-(?P<dtype>fp16|bf16)-d(?P<dim>\d+)-batch(?P<mask>-mask)?$")
+_NAME = re.compile(
+    r"(?:(?P<op>fwd)|dqdkdv)-(?P<dtype>fp16|bf16)-d(?P<dim>\d+)-batch(?P<options>(?:-(?:mask|alibi|dropout|softcap))*)$"
+)
 _ROWS = 128
 
 
@@ -41,8 +43,8 @@ def _planner() -> Iterator[None]:
 
 
 def workload(target: str, name: str, *, rounding: int | None = None) -> Workload:
-    """A kernel by its name, fwd-bf16-d64-batch or dqdkdv-bf16-d64-batch. A masked kernel is measured with a causal
-    mask.
+    """A kernel by its name, fwd-bf16-d64-batch-mask-alibi or dqdkdv-bf16-d64-batch-dropout. A masked kernel is measured
+    with a causal mask.
 
     rounding: a value of CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT (default: the value of the wheels). Raises ValueError for
     another name, CompileFailed for a kernel that does not compile.
@@ -79,21 +81,21 @@ class _Parsed(NamedTuple):
     is_forward: bool
     dtype: torch.dtype
     head_dim: int
-    is_masked: bool
+    options: list[str]
 
 
 def _parse(name: str) -> _Parsed:
     found = _NAME.match(name)
-    if found is None or (found["mask"] and not found["op"]):
+    if found is None:
         raise ValueError(
             f"{name}: of Composable Kernel, only the forward and backward of batches can be measured, such as "
             "fwd-bf16-d64-batch-mask, dqdkdv-bf16-d64-batch"
         )
-    return _Parsed(bool(found["op"]), _DTYPES[found["dtype"]], int(found["dim"]), bool(found["mask"]))
+    return _Parsed(bool(found["op"]), _DTYPES[found["dtype"]], int(found["dim"]), found["options"].split("-")[1:])
 
 
 def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, Any]) -> Workload:
-    is_forward, dtype, head_dim, is_masked = _parse(name)
+    is_forward, dtype, head_dim, options = _parse(name)
 
     def run(length: int) -> Record:
         record = Record(kernel)
@@ -112,7 +114,10 @@ def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, 
             for rows in (rows_q, rows_k, rows_k)
         )
         with _planner(), recording.record(target, alone=True, run=launched):
-            out = flash_attn_func(q, k, v, causal=is_masked)
+            out = flash_attn_func(
+                q, k, v, causal="mask" in options, softcap=30.0 * ("softcap" in options),
+                dropout_p=0.1 * ("dropout" in options), alibi_slopes=torch.ones(1) if "alibi" in options else None,
+            )  # fmt: skip
             assert isinstance(out, torch.Tensor)
             if not is_forward:
                 torch.autograd.backward(out, torch.ones_like(out))
