@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,6 @@ import pytest  # noqa: E402
 import torch  # noqa: E402 - after the path
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from flash_attn.runtime.ck_planner import Launch
 
 
@@ -47,31 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _nothing_in_vain() -> Iterator[None]:
-    """Makes Triton's interpreter three times as fast without changing results.
-
-    It works out whether each sum and product of integers overflows, and asks for the answer only with `debug`, which is
-    off. It patches its language at a launch and again at each call of a function in the kernel, where most is patched.
-    """
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        yield
-        return
-    from triton.runtime import interpreter
-
-    builder, tl, real = interpreter.interpreter_builder, interpreter.tl, interpreter._patch_lang
-    assert not builder.options.debug
-
-    @functools.cache
-    def seen_by(function: Callable[..., object]) -> list[ModuleType]:
-        return [module for module in (tl, tl.core) if any(value is module for value in function.__globals__.values())]
-
-    def patch(function: Callable[..., object]) -> object:
-        fresh = any(tl.core.is_builtin(module.load) for module in seen_by(function))
-        return real(function) if fresh else interpreter._LangPatchScope()
-
+def _quick_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as within:
-        within.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
-        within.setattr(interpreter, "_patch_lang", patch)
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            import quick_interpreter
+
+            quick_interpreter.patch(within)
         yield
 
 
