@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rocm_wheels.paths import ROOT
@@ -170,8 +171,9 @@ def load(path: Path = DATA_FILE) -> Versions:
     return loads(path.read_text(encoding="utf-8"), name=path.name)
 
 
+@cache
 def loads(text: str, *, name: str = "versions.toml") -> Versions:
-    """Parses the text of a data file. name: the name of the file in errors."""
+    """Parses the text of a data file, once. name: the name of the file in errors."""
     root = Table(name, "", parse(text, name))
     flash_attn_names = _flash_attn(root)
     python = root.versions("python")

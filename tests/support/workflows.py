@@ -37,7 +37,7 @@ _TOKEN = re.compile(
 
 def load(name: str) -> dict[str, Any]:
     """A workflow by file name; YAML 1.1 reads the key `on` as true."""
-    content = yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))
+    content = yaml.load((WORKFLOWS / name).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return {"on" if key is True else key: value for key, value in content.items()}
 
 
