@@ -19,10 +19,12 @@ import publishing
 import pytest
 import tools
 import torch
+import wine
 
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.versions import Versions, load
 from rocm_wheels.publish import github
+from rocm_wheels.wheel import launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,6 +58,21 @@ def c_library() -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "libflash_attn_rocm.so"
+
+
+@pytest.fixture(scope="session")
+def windows_launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The launcher for Windows of flash-attn 2.8.3. It is compiled once for all processes, and kept."""
+    return launcher.build_for_windows(tmp_path_factory.mktemp("windows"), version="2.8.3", cache=wine.CACHE)
+
+
+@pytest.fixture(scope="session")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty cache of launchers. Its compiler does not make its C library again."""
+    cache = tmp_path_factory.mktemp("cache")
+    (wine.CACHE / "zig").mkdir(parents=True, exist_ok=True)
+    (cache / "zig").symlink_to(wine.CACHE / "zig")
+    return cache
 
 
 @pytest.fixture(scope="session")

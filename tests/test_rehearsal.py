@@ -18,7 +18,7 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.publish import catalogue, github, index, release, yanks
 from rocm_wheels.publish.home import Home
-from rocm_wheels.wheel import launcher, verdict
+from rocm_wheels.wheel import verdict
 from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED
 
 CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
@@ -78,13 +78,6 @@ class Rehearsal:
         return {name: "data-yanked" in attributes for attributes, name in anchors if "+" in name}
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launcher.build_for_windows(
-        tmp_path_factory.mktemp("launcher"), version="2.8.3", cache=tmp_path_factory.mktemp("cache")
-    )
-
-
 def test_releases_from_an_empty_repository_on(hub: Hub, tmp_path: Path) -> None:
     here = Rehearsal(hub, tmp_path)
     changed: dict[str, object] = {"payload": "changed = 1\n", "build": 1}
@@ -119,7 +112,7 @@ def test_releases_from_an_empty_repository_on(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_both_systems_through_a_strict_github(
-    hub: Hub, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, windows_launcher: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With immutable releases, limits, listings that lag, starter uploads and another host for the bytes: a first
     release that is killed and run again, a backport, and a GPU that fails the next one.
@@ -129,7 +122,7 @@ def test_both_systems_through_a_strict_github(
     monkeypatch.setattr(github, "BACKOFF_SECONDS", 1.0)
     hub.immutable, hub.lag, hub.limits = True, 2.0, LIMITS
     here = Rehearsal(hub, tmp_path)
-    windows = {"platform": "win_amd64", "targets": ("gfx1030", "gfx1201"), "launcher": library}
+    windows = {"platform": "win_amd64", "targets": ("gfx1030", "gfx1201"), "launcher": windows_launcher}
     both: list[tuple[object, dict[str, object]]] = [(UNIVERSAL, {}), (UNIVERSAL, windows)]
 
     hub.planned = ["starter", "late error", "error", "starter"]

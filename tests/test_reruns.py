@@ -25,22 +25,14 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import universal
 from rocm_wheels.matrix.names import is_unlabelled
 from rocm_wheels.publish import published
-from rocm_wheels.wheel import launcher
 
 CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "ck")
 TARGETS = ("gfx90a", "gfx942", "gfx1030", "gfx1201")
 STATES = ("complete draft", "public", "immutable")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launcher.build_for_windows(
-        tmp_path_factory.mktemp("launcher"), version="2.8.3", cache=tmp_path_factory.mktemp("cache")
-    )
-
-
 @pytest.fixture
-def built(library: Path, tmp_path: Path) -> Path:
+def built(windows_launcher: Path, tmp_path: Path) -> Path:
     """What the jobs of a run built: universal wheels for both systems with every interface, a combination with
     flash-attn-3, the crate.
     """
@@ -49,7 +41,7 @@ def built(library: Path, tmp_path: Path) -> Path:
     claim = universal(known, wheelhouse.NEWEST)
     beside = [wheelhouse.write_interface(dist, claim, name) for name in known.interfaces]
     wheelhouse.write(dist, claim, beside=beside, targets=TARGETS)
-    wheelhouse.write(dist, claim, platform="win_amd64", targets=TARGETS[2:], launcher=library)
+    wheelhouse.write(dist, claim, platform="win_amd64", targets=TARGETS[2:], launcher=windows_launcher)
     wheelhouse.write_with_fa3(dist, CELL)
     fake_parts.crate(dist, COMMIT)
     return dist

@@ -22,23 +22,18 @@ open(sys.argv[2], "wb").write(content + b"signed!!")
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def test_the_next_build_takes_the_signed_launcher(cache: Path, tmp_path: Path) -> None:
-    plain = launcher.build_for_windows(tmp_path / "plain", version=VERSION, cache=cache).read_bytes()
+def test_the_next_build_takes_the_signed_launcher(warm_cache: Path, tmp_path: Path) -> None:
+    plain = launcher.build_for_windows(tmp_path / "plain", version=VERSION, cache=warm_cache).read_bytes()
     assert not pe.is_signed(plain)
     signer = tmp_path / "a signer.py"
     signer.write_text(_SIGNER)
     command = f"{sys.executable} '{signer}' {{input}} {{output}}"
-    assert cli.main(["sign", VERSION, "--cache", str(cache), "--command", command]) == 0
-    signed = launcher.build_for_windows(tmp_path / "signed", version=VERSION, cache=cache).read_bytes()
+    assert cli.main(["sign", VERSION, "--cache", str(warm_cache), "--command", command]) == 0
+    signed = launcher.build_for_windows(tmp_path / "signed", version=VERSION, cache=warm_cache).read_bytes()
     assert pe.is_signed(signed)
     assert signed.endswith(b"signed!!")
     assert pe.imported(signed) == pe.imported(plain)
-    other = launcher.build_for_windows(tmp_path / "other", version="2.7.4.post1", cache=cache).read_bytes()
+    other = launcher.build_for_windows(tmp_path / "other", version="2.7.4.post1", cache=warm_cache).read_bytes()
     assert not pe.is_signed(other)
 
 
@@ -53,9 +48,9 @@ def test_the_next_build_takes_the_signed_launcher(cache: Path, tmp_path: Path) -
     ],
 )
 def test_a_command_that_signs_nothing_is_refused(
-    command: str, error: type[Exception], message: str, cache: Path, tmp_path: Path
+    command: str, error: type[Exception], message: str, warm_cache: Path, tmp_path: Path
 ) -> None:
     version = "2.7.3"
     with pytest.raises(error, match=message):
-        signature.sign_launcher(command, version=version, cache=cache)
-    assert not pe.is_signed(launcher.build_for_windows(tmp_path, version=version, cache=cache).read_bytes())
+        signature.sign_launcher(command, version=version, cache=warm_cache)
+    assert not pe.is_signed(launcher.build_for_windows(tmp_path, version=version, cache=warm_cache).read_bytes())

@@ -197,5 +197,5 @@ def test_without_any_toml_reader_the_error_names_what_to_install(monkeypatch: py
 
     monkeypatch.setattr("rocm_wheels.tables.importlib.import_module", missing)
     with pytest.raises(MissingTool, match="no TOML reader") as caught:
-        versions.load()
+        versions.loads(f"{TEXT}\n")  # a text that nothing has read yet
     assert "python3-pip" in caught.value.remedy

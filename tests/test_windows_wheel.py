@@ -28,7 +28,7 @@ from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_universal_plan
 from rocm_wheels.publish import assets, catalogue
-from rocm_wheels.wheel import assemble, build, launcher, pe, verdict, version_resource, windows
+from rocm_wheels.wheel import assemble, build, pe, verdict, version_resource, windows
 from rocm_wheels.wheel.contents import Contents
 
 DATA = versions.load()
@@ -42,18 +42,11 @@ def planned(**env: str) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launcher.build_for_windows(
-        tmp_path_factory.mktemp("launcher"), version="2.8.3", cache=tmp_path_factory.mktemp("cache")
-    )
-
-
-@pytest.fixture(scope="module")
-def wheel(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(windows_launcher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("wheel")
     stores = {"gfx1030": fake_parts.store(root / "stores", "gfx1030")}
     made = planned(PYTORCH_ROCM_ARCH="gfx1030")
-    return windows.repair(assemble.assemble(made, stores, library, root / "raw"), root / "dist")
+    return windows.repair(assemble.assemble(made, stores, windows_launcher, root / "raw"), root / "dist")
 
 
 def test_its_plan_has_the_gpus_of_torch_for_windows() -> None:
@@ -107,7 +100,7 @@ def test_options_for_linux_alone_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_its_contents(wheel: Path, library: Path) -> None:
+def test_its_contents(wheel: Path, windows_launcher: Path) -> None:
     assert wheel.name == NAME
     with zipfile.ZipFile(wheel) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -115,7 +108,7 @@ def test_its_contents(wheel: Path, library: Path) -> None:
         name for name in members if not name.endswith((".py", ".pyi", ".typed", ".json")) and "info/" not in name
     }
     assert binaries == {"flash_attn/_launcher.pyd", "flash_attn/_kernels/gfx1030.zip"}
-    assert members["flash_attn/_launcher.pyd"] == library.read_bytes()
+    assert members["flash_attn/_launcher.pyd"] == windows_launcher.read_bytes()
     info = "flash_attn-2.8.3+rocm.dist-info"
     assert b"Tag: cp310-abi3-win_amd64\n" in members[f"{info}/WHEEL"]
     assert b"Requires-Dist: torch" not in members[f"{info}/METADATA"]
@@ -127,14 +120,14 @@ def test_its_contents(wheel: Path, library: Path) -> None:
     assert "flash_attn/_launcher.pyd" in [part["name"] for part in bill["components"]]
 
 
-def test_the_same_parts_give_the_same_bytes(wheel: Path, library: Path, tmp_path: Path) -> None:
+def test_the_same_parts_give_the_same_bytes(wheel: Path, windows_launcher: Path, tmp_path: Path) -> None:
     stores = {"gfx1030": fake_parts.store(tmp_path / "stores", "gfx1030")}
-    again = assemble.assemble(planned(PYTORCH_ROCM_ARCH="gfx1030"), stores, library, tmp_path / "raw")
+    again = assemble.assemble(planned(PYTORCH_ROCM_ARCH="gfx1030"), stores, windows_launcher, tmp_path / "raw")
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_the_launcher_imports_python_and_the_system_alone(library: Path) -> None:
-    assert pe.imported(library.read_bytes()) == ("kernel32.dll", "python3.dll", "ucrtbase.dll")
+def test_the_launcher_imports_python_and_the_system_alone(windows_launcher: Path) -> None:
+    assert pe.imported(windows_launcher.read_bytes()) == ("kernel32.dll", "python3.dll", "ucrtbase.dll")
 
 
 @pytest.mark.parametrize("damage", [b"", b"MZ", b"\x7fELF" + bytes(200)])
@@ -143,8 +136,8 @@ def test_files_that_are_no_windows_library_are_refused(damage: bytes) -> None:
         pe.imported(damage)
 
 
-def test_a_library_that_is_cut_off_is_refused(library: Path) -> None:
-    content = library.read_bytes()
+def test_a_library_that_is_cut_off_is_refused(windows_launcher: Path) -> None:
+    content = windows_launcher.read_bytes()
     for length in (100, 300, 600):
         with pytest.raises(DataError, match="not a Windows library"):
             pe.imported(content[:length])
@@ -161,8 +154,8 @@ def _changed(wheel: Path, directory: Path, change: dict[str, bytes | None]) -> P
     return directory / wheel.name
 
 
-def test_unusable_libraries_in_a_windows_wheel_are_refused(wheel: Path, library: Path, tmp_path: Path) -> None:
-    linked = library.read_bytes().replace(b"ucrtbase.dll", b"amdhip64.dll")
+def test_unusable_libraries_in_a_windows_wheel_are_refused(wheel: Path, windows_launcher: Path, tmp_path: Path) -> None:
+    linked = windows_launcher.read_bytes().replace(b"ucrtbase.dll", b"amdhip64.dll")
     changes: list[tuple[dict[str, bytes | None], str]] = [
         ({"flash_attn/_launcher.pyd": linked}, r"_launcher\.pyd imports amdhip64\.dll"),
         ({"flash_attn/_launcher.pyd": b"\x7fELF"}, "not a Windows library"),
@@ -258,10 +251,10 @@ def test_uv_takes_the_wheel_of_its_system(python: str, wheel: Path, tmp_path: Pa
         assert re.findall(r"Selecting: flash-attn.*\((\S+)\)", done.stderr) == [name]
 
 
-def test_the_header_of_the_launcher(library: Path) -> None:
+def test_the_header_of_the_launcher(windows_launcher: Path) -> None:
     """Its checksum, here by the sum modulo 65535, and the protections: addresses of 64 bits, moved, data not run, and
     Control Flow Guard."""
-    content = library.read_bytes()
+    content = windows_launcher.read_bytes()
     optional = int.from_bytes(content[0x3C:0x40], "little") + 24
     checksum = int.from_bytes(content[optional + 64 : optional + 68], "little")
     rest = content[: optional + 64] + bytes(4) + content[optional + 68 :]
@@ -274,9 +267,9 @@ def test_the_header_of_the_launcher(library: Path) -> None:
         pe.with_checksum(b"MZ")
 
 
-def test_control_flow_guard_knows_the_functions_of_the_launcher(library: Path) -> None:
+def test_control_flow_guard_knows_the_functions_of_the_launcher(windows_launcher: Path) -> None:
     """Windows checks the target of each call through a pointer against a table, which the linker writes."""
-    content = library.read_bytes()
+    content = windows_launcher.read_bytes()
     optional = int.from_bytes(content[0x3C:0x40], "little") + 24
     (place,) = (
         match.start() for match in re.finditer(re.escape(struct.pack("<I", _LOAD_CONFIG_BYTES) + bytes(0x6C)), content)
