@@ -128,8 +128,9 @@ def _of_one_type(core: ModuleType, semantic: Any) -> Callable[..., tuple[Any, An
         if type(lhs) is not tensor:
             return real(self, lhs, rhs, *flags)
         if type(rhs) is tensor:
-            alike = lhs.type.name == rhs.type.name and len(flags) < 4 and not lhs.dtype.is_ptr()
-            return (lhs, rhs) if alike else real(self, lhs, rhs, *flags)
+            if len(flags) == 4 or lhs.dtype.name != rhs.dtype.name or lhs.dtype.is_ptr():
+                return real(self, lhs, rhs, *flags)
+            return (lhs, rhs) if lhs.type.name == rhs.type.name else self.broadcast_impl_value(lhs, rhs)
         key = (lhs.type.name, type(rhs), rhs, flags)
         if key in known:
             return lhs, known[key]
