@@ -109,10 +109,13 @@ def _tabled(instruction: Instruction, gpu: Target, mode: Mode) -> Execute:
         raise NotImplementedError("op_sel for a 32-bit result is not implemented")
     read = _readers(modifiers, inputs, kinds[1:], halves)
     if "clamp" in modifiers:
-        if kinds[0] not in "fhF":
-            raise NotImplementedError("clamp of integers")
         plain, keeps_nan = compute, mode.clamp_keeps_nan and gpu.generation.has_ieee_mode
-        compute = lambda *values: floats.clamp(plain(*values), keeps_nan)  # noqa: E731
+        if kinds[0] in "fhF":
+            compute = lambda *values: floats.clamp(plain(*values), keeps_nan)  # noqa: E731
+        elif name == "sub_u32":
+            compute = lambda x, y: np.where(x > y, x - y, 0)  # noqa: E731
+        else:
+            raise NotImplementedError("clamp of integers")
     if "dpp" in modifiers:
         return _moved(modifiers, operands[0], read, compute, kinds)
     write = target(operands[0] + (".h" if upper else ""), kinds[0], keep=gpu.generation.keeps_half or upper)

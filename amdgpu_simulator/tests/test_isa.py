@@ -82,6 +82,7 @@ def floats(code: str, target: str = "gfx942") -> list[float]:
     [
         ("v_add_u32_e32 v9, 0x10, v0", lambda lane: lane + 16),
         ("v_sub_u32_e32 v9, 3, v0", lambda lane: (3 - lane) % 2**32),
+        ("v_sub_u32_e64 v9, v0, 2 clamp", lambda lane: max(lane - 2, 0)),
         ("v_add_i32 v9, v0, -1", lambda lane: (lane - 1) % 2**32),
         ("v_sub_i32 v9, 3, v0", lambda lane: (3 - lane) % 2**32),
         ("v_nop\n v_mov_b32_e32 v9, v0", lambda lane: lane),

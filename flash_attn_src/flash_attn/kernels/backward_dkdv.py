@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.backward import grad_scores, gradient_exponents, power_of_two
-from flash_attn.kernels.blocks import listed, listed_bounds, mask_parts
+from flash_attn.kernels.blocks import listed, listed_bounds, listed_masked, mask_parts
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_K,
     RUNTIME_ARGUMENTS,
@@ -274,7 +274,7 @@ def attn_bwd_dkdv(
             for i in tl.range(lo, hi - skipped, BLOCK_M):
                 m = tl.where(i < full_lo, i, i + skipped)
                 if SCORE_MOD == "blocks":
-                    m = listed(p_tiles, m, BLOCK_M)
+                    m = listed_masked(p_tiles, m, full_hi, list_length, BLOCK_M)
                 b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
                     b_dk, b_dk_tail, b_dv, b_dv_tail, KeyTiles(b_k, b_k_tail, b_v, b_v_tail), rows_q, rows_k, rows_v,
                     rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,

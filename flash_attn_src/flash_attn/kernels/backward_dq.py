@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.backward import grad_scores, lost_by_rounding, power_of_two, row_exponents
-from flash_attn.kernels.blocks import listed, listed_bounds, mask_parts
+from flash_attn.kernels.blocks import listed, listed_bounds, listed_masked, mask_parts
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_Q,
     HAS_SINKS,
@@ -241,7 +241,7 @@ def attn_bwd_dq(
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         if SCORE_MOD == "blocks":
-            n = listed(p_tiles, n, BLOCK_N)
+            n = listed_masked(p_tiles, n, full_hi, list_length, BLOCK_N)
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
             n, first, pos_m, bounds, scores, dout_factor, dp_factor,

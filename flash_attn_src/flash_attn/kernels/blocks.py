@@ -1,9 +1,9 @@
 """Masks of blocks, ranges and ids in the kernels of whole sequences: the tiles that a program visits, and what it hides
 in them.
 
-`tile_lists` lists the tiles of each block of queries (for dk and dv: of each block of keys), first the tiles that need
-no mask, then the others. A loop over keys becomes a loop over the places of a list, so that
-both loops of a kernel keep their form.
+`tile_lists` lists the tiles of each block of queries (for dk and dv: of each block of keys): from the front those that
+need no mask, from the back the others. A loop over keys becomes a loop over the places of a list, so that both loops of
+a kernel keep their form.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ def listed(tiles, i, BLOCK: tl.constexpr):
     tile: a load with a mask would be a branch in the loop.
     """
     return tl.load(tiles + i // BLOCK) * BLOCK
+
+
+@triton.jit
+def listed_masked(tiles, i, full_hi, list_length, BLOCK: tl.constexpr):
+    """As `listed`, where the places from full_hi // BLOCK on are those at the list's back. Its last place is empty."""
+    place = i // BLOCK
+    return tl.load(tiles + tl.where(i < full_hi, place, list_length - 2 + full_hi // BLOCK - place)) * BLOCK
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.blocks import hide_unseen, listed, listed_bounds, mask_parts
+from flash_attn.kernels.blocks import hide_unseen, listed, listed_bounds, listed_masked, mask_parts
 from flash_attn.kernels.common import (
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
@@ -337,6 +337,7 @@ def attn_fwd(
         row = batch64 * lists_b + head.to(tl.int64) * lists_h + m_block
         p_tiles += row * list_length
         lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_N)
+        listed_hi = full_hi
     page = 0
     if PAGE_MODE == PAGE_PER_BLOCK:
         page = tl.load(p_table + full_lo // page_size, mask=full_lo < full_hi, other=0)
@@ -372,7 +373,7 @@ def attn_fwd(
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         if SCORE_MOD == "blocks":
-            n = listed(p_tiles, n, BLOCK_N)
+            n = listed_masked(p_tiles, n, listed_hi, list_length, BLOCK_N)
         if PAGE_MODE == PAGE_PER_BLOCK:
             page = tl.load(p_table + n // page_size)
         b_acc, b_acc_tail, b_m, b_l = _attend_block(

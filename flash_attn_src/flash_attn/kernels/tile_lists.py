@@ -1,7 +1,7 @@
 """The lists of tiles that the attention kernels of kind `blocks` visit, made from a mask on the device at each call.
 
 One program makes one list: the tiles of keys of a tile of queries, or, for dk and dv, the tiles of queries of a tile of
-keys. First come the tiles in which every query sees every key, then the tiles with a key to hide.
+keys. The tiles in which every query sees every key come from its front on, the tiles with a key to hide from its back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _PIECE = tl.constexpr(operation.SPARSE_BLOCK)
 
 
 # Queries, or keys, that are looked at together. Every tile is a multiple.
-_STEP = tl.constexpr(16)
+_STEP = tl.constexpr(8)
+# A tile with a key to hide, in a count whose lower bits hold the other tiles. More than the tiles of one step.
+_PARTIAL = tl.constexpr(1 << 16)
 
 
 @triton.jit
@@ -91,13 +93,6 @@ def _extrema(ids, first, last, block, has_ids, real):
     return low, high
 
 
-@triton.jit
-def _sums_before(x, SIZE: tl.constexpr):
-    """The sum of the elements before each element of x [SIZE], by a reduction, because SIZE is small."""
-    place = tl.arange(0, SIZE)
-    return tl.sum(tl.where(place[None, :] < place[:, None], x[None, :], 0), 1)
-
-
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def list_tiles(
     tiles, tile_counts, block_mask, key_ranges, ids_q, ids_k, hidden_queries,
@@ -112,8 +107,9 @@ def list_tiles(
     nheads: heads that have a mask of their own. A stride is 0 where all entries or heads share a part of the mask.
     block_m, block_n: the tile of the attention kernel, in queries and keys. block_q, block_k: a block of the mask.
     by_keys: 1 for a list of tiles of queries for each tile of keys, 0 for the other way round.
-    tiles: int32 (planes, lists, list_length), a place more than a list has tiles. tile_counts: int32 (planes, lists,
-    2), how many tiles need no mask, and all of them. The parts of the mask: see `blocks.mask_parts` and `hide_unseen`.
+    tiles: int32 (planes, lists, list_length), a place more than a list has tiles, which stays empty at the back.
+    tile_counts: int32 (planes, lists, 2), how many tiles need no mask, and all of them. The parts of the mask: see
+    `blocks.mask_parts` and `hide_unseen`.
     """
     pid = tl.program_id(0)
     outer, plane = pid % lists, pid // lists
@@ -125,39 +121,43 @@ def list_tiles(
     )  # fmt: skip
     p_tiles = tiles + pid.to(tl.int64) * list_length
     shift, most = seqlen_k - seqlen_q, list_length - 1
-    counted = 0
-    for turn in tl.static_range(2):  # tiles without a mask, then the others
-        for start in tl.range(0, most, BLOCK_N):
-            inner = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-            real = inner < most  # [BLOCK_N]
-            m, n = tl.where(by_keys != 0, inner, outer), tl.where(by_keys != 0, outer, inner)
-            first_m, first_n = m * block_m, n * block_n  # [BLOCK_N] both
-            last_m = tl.minimum(first_m + block_m, seqlen_q) - 1
-            last_n = tl.minimum(first_n + block_n, seqlen_k) - 1
-            some = (first_n <= last_m + shift + window_right) & (last_n >= first_m + shift - window_left)
-            whole = (last_n <= first_m + shift + window_right) & (first_n >= last_m + shift - window_left)
-            b_some, b_whole = _in_ranges(
-                p_ranges, first_m, last_m, first_n, last_n, block_m, (flags & HAS_RANGES) != 0, real
-            )
-            some, whole = some & b_some, whole & b_whole
-            has_hidden = (flags & HAS_HIDDEN) != 0
-            b_some, b_whole = _in_ranges(p_hidden, first_n, last_n, first_m, last_m, block_n, has_hidden, real)
-            some, whole = some & ((b_whole & has_hidden) == 0), whole & ((b_some & has_hidden) == 0)
-            has_ids = (flags & HAS_IDS) != 0
-            low_q, high_q = _extrema(p_ids_q, first_m, last_m, block_m, has_ids, real)  # [BLOCK_N] both
-            low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, has_ids, real)  # [BLOCK_N] both
-            some = some & (low_q <= high_k) & (low_k <= high_q)
-            whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
-            low, high = _in_blocks(  # [BLOCK_N] both
-                p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k,
-                (flags & HAS_BLOCKS) != 0, real,
-            )  # fmt: skip
-            some = (high == WHOLE_BLOCK) | ((high != 0) & some)
-            whole = (low == WHOLE_BLOCK) | ((low != 0) & whole)
-            # A loop without a mask loads whole tiles. A tile of queries past the last query is not loaded in a loop
-            # over keys, and keys past the last key need the mask in both.
-            whole = whole & (first_n + block_n <= seqlen_k) & ((by_keys == 0) | (first_m + block_m <= seqlen_q))
-            listed = (real & some & (whole if turn == 0 else whole == 0)).to(tl.int32)  # [BLOCK_N]
-            tl.store(p_tiles + counted + _sums_before(listed, BLOCK_N), inner, mask=listed != 0)
-            counted += tl.sum(listed, 0)
-        tl.store(tile_counts + 2 * pid.to(tl.int64) + turn, counted)
+    full, partial = 0, 0
+    for start in tl.range(0, most, BLOCK_N):
+        inner = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        real = inner < most  # [BLOCK_N]
+        m, n = tl.where(by_keys != 0, inner, outer), tl.where(by_keys != 0, outer, inner)
+        first_m, first_n = m * block_m, n * block_n  # [BLOCK_N] both
+        last_m = tl.minimum(first_m + block_m, seqlen_q) - 1
+        last_n = tl.minimum(first_n + block_n, seqlen_k) - 1
+        some = (first_n <= last_m + shift + window_right) & (last_n >= first_m + shift - window_left)
+        whole = (last_n <= first_m + shift + window_right) & (first_n >= last_m + shift - window_left)
+        b_some, b_whole = _in_ranges(
+            p_ranges, first_m, last_m, first_n, last_n, block_m, (flags & HAS_RANGES) != 0, real
+        )
+        some, whole = some & b_some, whole & b_whole
+        has_hidden = (flags & HAS_HIDDEN) != 0
+        b_some, b_whole = _in_ranges(p_hidden, first_n, last_n, first_m, last_m, block_n, has_hidden, real)
+        some, whole = some & ((b_whole & has_hidden) == 0), whole & ((b_some & has_hidden) == 0)
+        has_ids = (flags & HAS_IDS) != 0
+        low_q, high_q = _extrema(p_ids_q, first_m, last_m, block_m, has_ids, real)  # [BLOCK_N] both
+        low_k, high_k = _extrema(p_ids_k, first_n, last_n, block_n, has_ids, real)  # [BLOCK_N] both
+        some = some & (low_q <= high_k) & (low_k <= high_q)
+        whole = whole & (low_q == high_q) & (low_k == high_k) & (low_q == low_k)
+        low, high = _in_blocks(  # [BLOCK_N] both
+            p_seen, stride_sm, first_m, last_m, first_n, last_n, block_m, block_n, block_q, block_k,
+            (flags & HAS_BLOCKS) != 0, real,
+        )  # fmt: skip
+        some = (high == WHOLE_BLOCK) | ((high != 0) & some)
+        whole = (low == WHOLE_BLOCK) | ((low != 0) & whole)
+        # A loop without a mask loads whole tiles. A tile of queries past the last query is not loaded in a loop over
+        # keys, and keys past the last key need the mask in both.
+        whole = whole & (first_n + block_n <= seqlen_k) & ((by_keys == 0) | (first_m + block_m <= seqlen_q))
+        # Both counts in one number, so that one scan gives both places.
+        b_listed = tl.where(real & some, tl.where(whole, 1, _PARTIAL), 0)  # [BLOCK_N]
+        b_before = tl.cumsum(b_listed, 0) - b_listed  # [BLOCK_N]
+        tl.store(p_tiles + full + b_before % _PARTIAL, inner, mask=b_listed == 1)
+        tl.store(p_tiles + most - 1 - partial - b_before // _PARTIAL, inner, mask=b_listed == _PARTIAL)
+        counted = tl.sum(b_listed, 0)
+        full, partial = full + counted % _PARTIAL, partial + counted // _PARTIAL
+    tl.store(tile_counts + 2 * pid.to(tl.int64), full)
+    tl.store(tile_counts + 2 * pid.to(tl.int64) + 1, full + partial)
