@@ -1,148 +1,10 @@
-//! The structs of `include/flash_attn_rocm.h`, and the crate's calls that they describe.
-
-use std::mem::offset_of;
+//! The crate's calls that the header's structs describe.
 
 use crate::growing::{read, Address};
+use crate::structs::{AppendCall, BackwardCall, ForwardCall, Options, Sizes, Tensor};
 use candle_flash_rocm::launch::{Append, Backward, Bias, Dtype, Forward, Mask, Operand, Pages, Rotary, Shape};
 use candle_flash_rocm::raw::Call;
 use candle_flash_rocm::{Error, Result};
-
-/// `flash_attn_rocm_tensor`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Tensor {
-    data: u64,
-    batch_stride: i64,
-    row_stride: i64,
-    head_stride: i64,
-    stored: i32,
-    reserved: i32,
-}
-
-/// `flash_attn_rocm_shape`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Sizes {
-    dtype: i32,
-    causal: i32,
-    batch: i64,
-    heads: i64,
-    heads_k: i64,
-    head_dim: i64,
-    head_dim_v: i64,
-    seqlen_q: i64,
-    seqlen_k: i64,
-    total_q: i64,
-    total_k: i64,
-    softmax_scale: f32,
-    reserved: i32,
-    window_left: i64,
-    window_right: i64,
-    cu_seqlens_q: u64,
-    cu_seqlens_k: u64,
-}
-
-/// `flash_attn_rocm_options`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Options {
-    struct_size: usize,
-    softcap: f32,
-    host_cost: f32,
-    alibi_slopes: u64,
-    alibi_batch_stride: i64,
-    sinks: u64,
-    sinks_stored: i32,
-    bias_stored: i32,
-    bias: u64,
-    bias_batch_stride: i64,
-    bias_head_stride: i64,
-    bias_row_stride: i64,
-    dropout: f32,
-    reserved: i32,
-    rng_state: u64,
-    leftpad_k: u64,
-    cache_lines: u64,
-    appended: i64,
-    attention_chunk: i64,
-    num_splits: i64,
-    descales: [u64; 3],
-    mask_blocks: u64,
-    mask_blocks_strides: [i64; 2],
-    mask_block_size: [i64; 2],
-    mask_ranges: u64,
-    mask_ranges_strides: [i64; 2],
-    mask_ids: [u64; 2],
-    mask_ids_strides: [i64; 2],
-    mask_hidden: u64,
-    mask_hidden_strides: [i64; 2],
-}
-
-/// `flash_attn_rocm_forward_call`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ForwardCall {
-    struct_size: usize,
-    shape: Sizes,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: u64,
-    block_table: u64,
-    block_table_stride: i64,
-    block_table_columns: i64,
-    page_size: i64,
-    seqlens_k: u64,
-    options: Address<Options>,
-}
-
-/// `flash_attn_rocm_backward_call`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BackwardCall {
-    struct_size: usize,
-    shape: Sizes,
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: u64,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    options: Address<Options>,
-}
-
-/// `flash_attn_rocm_append_call`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct AppendCall {
-    struct_size: usize,
-    shape: Sizes,
-    k_new: Tensor,
-    v_new: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seqlen_new: i64,
-    seqlens_k: u64,
-    block_table: u64,
-    block_table_stride: i64,
-    block_table_columns: i64,
-    page_size: i64,
-    cache_lines: u64,
-    attention_chunk: i64,
-    rotary_cos: u64,
-    rotary_sin: u64,
-    rotary_places: i64,
-    rotary_half: i64,
-    rotary_offsets: u64,
-    rotary_interleaved: i32,
-    reserved: i32,
-    q: Tensor,
-    q_turned: Tensor,
-}
 
 fn size(name: &'static str, number: i64) -> Result<usize> {
     usize::try_from(number).map_err(|_| Error::argument(name, number, "0 or more"))
@@ -354,9 +216,6 @@ fn pages(table: u64, numbers: [i64; 3]) -> Result<Option<Pages>> {
 }
 
 impl AppendCall {
-    /// Bytes up to the last field that every append needs.
-    pub const REQUIRED: usize = offset_of!(Self, seqlens_k);
-
     /// The append that a caller describes.
     ///
     /// # Safety
@@ -402,9 +261,6 @@ impl AppendCall {
 }
 
 impl ForwardCall {
-    /// Bytes up to the last field that every forward needs.
-    pub const REQUIRED: usize = offset_of!(Self, lse);
-
     /// The forward that a caller describes.
     ///
     /// # Safety
@@ -436,9 +292,6 @@ impl ForwardCall {
 }
 
 impl BackwardCall {
-    /// Bytes up to the last field that every backward needs.
-    pub const REQUIRED: usize = offset_of!(Self, options);
-
     /// The backward that a caller describes.
     ///
     /// # Safety

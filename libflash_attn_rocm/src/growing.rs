@@ -7,8 +7,6 @@ use std::mem::MaybeUninit;
 
 use candle_flash_rocm::{Error, Result};
 
-use crate::call::{AppendCall, BackwardCall, ForwardCall, Options};
-
 /// An address in a struct of the caller's.
 pub type Address<T> = *const T;
 
@@ -28,30 +26,6 @@ pub unsafe trait Growing: Copy {
     const NAME: &'static str;
     /// Bytes that every program has to give. What follows is optional.
     const LEAST: usize;
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for ForwardCall {
-    const NAME: &'static str = "flash_attn_rocm_forward_call";
-    const LEAST: usize = ForwardCall::REQUIRED;
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for BackwardCall {
-    const NAME: &'static str = "flash_attn_rocm_backward_call";
-    const LEAST: usize = BackwardCall::REQUIRED;
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for AppendCall {
-    const NAME: &'static str = "flash_attn_rocm_append_call";
-    const LEAST: usize = AppendCall::REQUIRED;
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for Options {
-    const NAME: &'static str = "flash_attn_rocm_options";
-    const LEAST: usize = size_of::<usize>();
 }
 
 /// Reads a struct of the caller's.

@@ -1,6 +1,6 @@
 //! The functions of `include/flash_attn_rocm.h`, on top of candle-flash-rocm's planner and launcher.
 //!
-//! [`call`] has the header's structs and turns them into the crate's calls. Here are errors, handles and panics.
+//! [`structs`] has the header's structs, [`call`] turns them into the crate's calls. Here are errors, handles and panics.
 
 #![warn(missing_docs, clippy::pedantic)]
 // Every exported function takes addresses of a C program: the header says what they have to be.
@@ -8,6 +8,7 @@
 
 mod call;
 mod growing;
+mod structs;
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -19,7 +20,7 @@ use candle_flash_rocm::raw::{self, Call, Plan, Scratch};
 use candle_flash_rocm::store::Stores;
 use candle_flash_rocm::{Error, Result};
 
-use call::{AppendCall, BackwardCall, ForwardCall};
+use structs::{AppendCall, BackwardCall, ForwardCall};
 
 const OK: c_int = 0;
 const INTERNAL: c_int = 8;

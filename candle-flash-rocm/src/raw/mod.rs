@@ -39,6 +39,7 @@
 
 #![allow(unsafe_code)]
 
+mod call;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "candle")]
@@ -54,8 +55,9 @@ mod workspace;
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
 use crate::launch::{plan_append, Append, Backward, Forward, Step};
+pub use call::Call;
 pub use planned::Plan;
-pub use scratch::{Call, Scratch};
+pub use scratch::Scratch;
 pub use workspace::Workspace;
 
 /// Launches a forward on a stream.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::call::{check_addresses, of_call, Address, Call};
 use super::run;
-use super::scratch::{Call, Scratch};
+use super::scratch::Scratch;
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Backward, Bias, Forward, Mask, Operand, Options, Pages, Shape, Step};
+use crate::launch::{Argument, Step};
 
 /// Stand-ins for addresses: place `n` of a call is in the middle of `1 << PLACE_BITS` bytes. Two bases tell which words of
 /// a plan are addresses: those that differ between two plans.
@@ -20,20 +21,6 @@ fn stand_in(base: u64, place: usize) -> u64 {
 
 /// The place of the scratch memory; the addresses of a call follow.
 const SCRATCH: usize = 0;
-
-/// Alignment of addresses, in bytes: rows, which kernels read in pieces of 16 bytes, and single numbers of 64, 32 and 16
-/// bits.
-const ROWS: u64 = 16;
-const WORDS: u64 = 8;
-const NUMBERS: u64 = 4;
-const HALVES: u64 = 2;
-
-/// An address of a call: its name, its alignment in bytes, and the field itself.
-struct Address<'a> {
-    name: &'static str,
-    alignment: u64,
-    field: &'a mut u64,
-}
 
 /// Where a plan has an address: a step, the argument (0 for a fill), the byte in a structure, and what belongs there.
 #[derive(Debug)]
@@ -57,107 +44,6 @@ pub struct Plan {
     steps: Vec<Step>,
     relocations: Vec<Relocation>,
     scratch_bytes: usize,
-}
-
-fn rows<'a>(name: &'static str, operand: &'a mut Operand) -> Address<'a> {
-    Address { name, alignment: ROWS, field: &mut operand.address }
-}
-
-fn numbers<'a>(name: &'static str, field: &'a mut u64) -> Address<'a> {
-    Address { name, alignment: NUMBERS, field }
-}
-
-/// The addresses of a shape and its options. A new field has to be named here, or this does not compile.
-fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
-    let Shape {
-        dtype: _,
-        batch: _,
-        heads: _,
-        heads_k: _,
-        head_dim: _,
-        head_dim_v: _,
-        seqlen_q: _,
-        seqlen_k: _,
-        total_q: _,
-        total_k: _,
-        softmax_scale: _,
-        softcap: _,
-        window_left: _,
-        window_right: _,
-        alibi_slopes,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        options,
-    } = shape;
-    let Options {
-        host_cost: _,
-        alibi_batch: _,
-        sinks,
-        sinks_are_fp32: _,
-        bias: Bias { address: bias, batch: _, head: _, row: _, is_fp32: _ },
-        dropout: _,
-        rng_state,
-        leftpad,
-        chunk: _,
-        lines,
-        appended: _,
-        num_splits: _,
-        is_fp8: _,
-        descales: [q_descale, k_descale, v_descale],
-        mask:
-            Mask {
-                blocks,
-                blocks_strides: _,
-                block_size: _,
-                ranges,
-                ranges_strides: _,
-                ids: [ids_q, ids_k],
-                ids_batch: _,
-                hidden,
-                hidden_strides: _,
-            },
-    } = options;
-    [
-        numbers("alibi_slopes", alibi_slopes),
-        numbers("cu_seqlens_q", cu_seqlens_q),
-        numbers("cu_seqlens_k", cu_seqlens_k),
-        Address { name: "sinks", alignment: HALVES, field: sinks },
-        Address { name: "bias", alignment: HALVES, field: bias },
-        Address { name: "rng_state", alignment: WORDS, field: rng_state },
-        numbers("leftpad_k", leftpad),
-        numbers("cache_lines", lines),
-        numbers("q_descale", q_descale),
-        numbers("k_descale", k_descale),
-        numbers("v_descale", v_descale),
-        Address { name: "mask_blocks", alignment: 1, field: blocks },
-        numbers("mask_ranges", ranges),
-        numbers("mask_ids_q", ids_q),
-        numbers("mask_ids_k", ids_k),
-        numbers("mask_hidden", hidden),
-    ]
-    .into_iter()
-}
-
-fn of_call(call: &mut Call) -> Vec<Address<'_>> {
-    let mut addresses = Vec::with_capacity(32);
-    match call {
-        Call::Forward(Forward { shape, q, k, v, out, lse, pages, lengths }) => {
-            addresses.extend([rows("q", q), rows("k", k), rows("v", v), rows("out", out)]);
-            addresses.push(Address { name: "lse", alignment: ROWS, field: lse });
-            addresses.push(numbers("seqlens_k", lengths));
-            if let Some(Pages { table, stride: _, columns: _, size: _ }) = pages {
-                addresses.push(numbers("block_table", table));
-            }
-            addresses.extend(of_shape(shape));
-        }
-        Call::Backward(Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split: _ }) => {
-            addresses.extend([rows("dout", dout), rows("q", q), rows("k", k), rows("v", v), rows("out", out)]);
-            addresses.extend([rows("dq", dq), rows("dk", dk), rows("dv", dv)]);
-            addresses.push(Address { name: "lse", alignment: ROWS, field: lse });
-            addresses.extend(of_shape(shape));
-        }
-    }
-    addresses
 }
 
 /// A call with stand-ins for its addresses, and the addresses by their places. Equal starts of sequences stay equal,
@@ -324,25 +210,6 @@ impl Plan {
         // SAFETY: the caller's promise.
         unsafe { run(&self.kernels, stream, &steps) }
     }
-}
-
-/// Checks that each address is aligned as kernels read it.
-///
-/// # Errors
-///
-/// If one is not, with its name.
-pub(super) fn check_addresses(call: &Call) -> Result<()> {
-    let mut copy = *call;
-    for Address { name, alignment, field } in of_call(&mut copy) {
-        if !field.is_multiple_of(alignment) {
-            return Err(Error::argument(
-                name,
-                format!("address {field:#x}"),
-                format!("a multiple of {alignment} bytes"),
-            ));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

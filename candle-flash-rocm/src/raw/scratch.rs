@@ -1,10 +1,10 @@
 //! Calls whose scratch memory the caller owns: ask how large it has to be, then launch with it.
 
-use super::planned::check_addresses;
+use super::call::{check_addresses, Call};
 use super::run;
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{Backward, Catalogue as _, Forward, Memory, Shape, Step};
+use crate::launch::{Catalogue as _, Forward, Memory, Shape, Step};
 
 /// Bytes that the addresses of scratch memory are multiples of.
 const ALIGNMENT: u64 = 256;
@@ -68,15 +68,6 @@ impl Memory for Scratch {
         self.used = end;
         Ok(self.address + start)
     }
-}
-
-/// A forward or a backward on memory of the caller's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Call {
-    /// A forward. Where its `lse` is 0, the logarithms lie in the scratch memory and are lost.
-    Forward(Forward),
-    /// A backward.
-    Backward(Backward),
 }
 
 impl Call {
