@@ -142,6 +142,12 @@ def lines(path: Path, *, merge: bool, player: Callable[[str], Player] = Player) 
             if line.get(unit):
                 yield f"\n{line['probe']}: {line[unit]:.1f} {name}"
     if merge:
+        if before := table.measured().get(target):
+            yield f"\nreplaced: the latencies of {before['gpu']}, {before['date']}"
         values = {row.name: row.new for row in rows if row.new is not None}
-        table.merge(target, {"gpu": device, "date": report["date"], "latencies": values})
+        origin = {name: report["machine"][name] for name in ("hip", "driver")} | {"wheel": report["wheel"]["version"]}
+        entry = {"gpu": device, "date": report["date"], "ghz": round(ghz, 2), **origin, "latencies": values}
+        table.merge(target, entry)
         yield f"\nwritten: {table.MEASURED}"
+        if not report["ok"]:
+            yield "The report says that something is wrong on this machine: read it before you commit."

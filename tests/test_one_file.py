@@ -40,10 +40,10 @@ def test_the_file_is_the_package_with_its_kernels(tmp_path: Path, monkeypatch: p
     seen: dict[str, object] = {}
 
     class Started:
-        def __init__(self, command: list[str], env: dict[str, str]) -> None:
-            package = Path(env["PYTHONPATH"].split(os.pathsep)[0], "flash_attn")
+        def __init__(self, command: list[str]) -> None:
+            package = Path(command[3], "flash_attn")
             seen.update(
-                command=command[1:],
+                command=[command[1], *command[4:]],
                 build=json.loads((package / "_build_info.json").read_text(encoding="utf-8")),
                 kernels=(package / "_kernels/gfx1201.zip").read_bytes(),
                 launcher=(package / "_launcher.py").read_bytes(),
@@ -57,7 +57,7 @@ def test_the_file_is_the_package_with_its_kernels(tmp_path: Path, monkeypatch: p
     with mock.patch.object(subprocess, "Popen", Started), pytest.raises(SystemExit) as ended:
         runpy.run_path(str(output), run_name="__main__")
     assert ended.value.code == 1
-    assert seen["command"] == ["-m", "flash_attn.firstlight", "--gpu", "1"]
+    assert seen["command"] == ["-c", "--gpu", "1"]
     assert seen["build"]["targets"] == ["gfx1201"]  # type: ignore[index]
     assert seen["build"]["some_kernels"] is True  # type: ignore[index]
     assert seen["kernels"] == store.read_bytes()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import fake_parts
 import pytest
 import tools
 import torch
@@ -29,7 +30,7 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import make_universal_plan
 from rocm_wheels.paths import FLASH_ATTN_SRC
-from rocm_wheels.wheel import assemble, launcher, windows
+from rocm_wheels.wheel import assemble, launcher, one_file, windows
 
 SUPPORT = Path(__file__).parent / "support"
 _STORE_LAUNCHES, _STORE_READER = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/runtime/store.py"
@@ -360,6 +361,12 @@ def test_a_portable_python_as_comfyui_has_it(built: Built, installed: Path, tmp_
     assert "type them without the &" in done.stdout
     done = wine.run(script, wine.windows(built.hip), portable=embedded)
     assert done.stdout.splitlines() == [wine.windows(embedded / "python.exe"), "2.8.3 True 1"], done.stderr
+    shutil.rmtree(packages / "flash_attn")  # the one file brings its own
+    one_file.write("gfx1201", "2.8.3", fake_parts.store(tmp_path, "gfx1201"), embedded.parent / "firstlight.py")
+    done = wine.run(wine.windows(embedded.parent / "firstlight.py"), portable=embedded)
+    sees = f'torch sees no GPU: `& "{wine.windows(embedded)}\\python.exe" -m flash_attn.doctor` says why'
+    assert sees in done.stderr, done.stderr
+    assert done.returncode == 2
 
 
 def test_the_stand_in_of_torch_has_the_names_of_torch() -> None:

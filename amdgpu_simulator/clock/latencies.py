@@ -71,7 +71,7 @@ _RDNA4 = replace(_RDNA3, scalar=8, barrier=11)
 _OF = {"CDNA": _CDNA, "RDNA1": _RDNA3, "RDNA2": _RDNA3, "RDNA3": _RDNA3, "RDNA4": _RDNA4}
 
 
-# target -> {"gpu", "date", "latencies": {name: cycles}}, measured on hardware.
+# target -> {"gpu", "date", "ghz", "hip", "driver", "wheel", "latencies": {name: cycles}}, measured on hardware.
 MEASURED = Path(__file__).with_name("measured.json")
 
 

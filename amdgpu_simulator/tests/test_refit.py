@@ -27,10 +27,12 @@ def report(player: refit.Player, hidden: Latencies) -> dict[str, object]:
     times: list[dict[str, object]] = [
         {"probe": name, "ns": player.cycles(name, hidden) / GHZ} for name in ("vector", *refit.LATENCIES)
     ]
-    machine = {"target": player.target, "device": "RX 9070 XT"}
+    machine = {"target": player.target, "device": "RX 9070 XT", "hip": "7.2.1", "driver": "6.16.6"}
     return {
         "firstlight": 1,
+        "ok": False,
         "date": "2026-11-29",
+        "wheel": {"version": "2.8.3"},
         "machine": machine,
         "probes": [*times, {"probe": "b", "gbps": 512.0}],
     }
@@ -59,7 +61,12 @@ def test_the_latencies_of_a_report_are_merged(tmp_path: Path, monkeypatch: pytes
         assert "| trans | 20.0 | 20.0 | 6 | no value explains it |" in said
         assert said[-1] == "\nb: 512.0 GB/s"
         assert json.loads(kept.read_text()) == {}
-        list(refit.lines(path, merge=True, player=Loops))
+        said = list(refit.lines(path, merge=True, player=Loops))
+        assert said[-1].startswith("The report says that something is wrong")
+        row = json.loads(kept.read_text())["gfx1201"]
+        assert (row["ghz"], row["hip"], row["driver"], row["wheel"]) == (GHZ, "7.2.1", "6.16.6", "2.8.3")
+        said = list(refit.lines(path, merge=True, player=Loops))
+        assert "\nreplaced: the latencies of RX 9070 XT, 2026-11-29" in said
         assert latencies("gfx1201") == replace(hidden, trans=6)
         assert latencies("gfx1200").shared == 30
     finally:

@@ -326,7 +326,7 @@ def test_a_step_that_ends_the_process_fails_and_the_rest_runs(tmp_path: Path, mo
     script = f"""
 echo '{{"begin": "x"}}'
 echo '{line}'
-if [ "$4" = 0 ]; then echo "/home/me/x.cpp: memory access fault" >&2; kill -11 $$; fi
+if [ "$6" = 0 ]; then echo "/home/me/x.cpp: memory access fault" >&2; kill -11 $$; fi
 echo '{line}'
 """
     monkeypatch.setattr(command.sys, "executable", _python(tmp_path, script))

@@ -18,7 +18,6 @@ from typing import Any
 _RELAXED, _NOT_READY, _IMPLICIT = 2, 600, 906  # capture mode, hipErrorNotReady, hipErrorStreamCaptureImplicit
 _BUFFER, _SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_BUFFER_POINTER and the like
 _FORMS = {"P": "Q", "0": "Q", "i": "i", "I": "q", "f": "f", "d": "d"}
-_DLLS = ("amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll")
 _hip: Any = None
 _lock = threading.Lock()
 
@@ -32,11 +31,12 @@ class DriverError(RuntimeError):
 
 
 def _loaded() -> list[str]:
-    """The HIP runtimes of this process, which torch has loaded."""
+    """The HIP runtimes of this process that may be torch's. On Windows, the name has the major version of HIP."""
     if sys.platform == "win32":
         handle = ctypes.windll.kernel32.GetModuleHandleW
         handle.restype = ctypes.c_void_p
-        return [name for name in _DLLS if handle(name)]
+        hip = str(sys.modules["torch"].version.hip).partition(".")[0]
+        return [name for name in (f"amdhip64_{hip}.dll", "amdhip64.dll") if handle(name)][:1]
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return sorted({str(Path("/", line.partition("/")[2]).resolve()) for line in lines if "/libamdhip64" in line})
 

@@ -30,8 +30,12 @@ Only the kernels that it times are in it, so it checks fewer calls than a wheel,
 Made from commit {commit}.
 """
 
-import base64, io, lzma, os, subprocess, sys, tempfile, zipfile
+import base64, io, lzma, subprocess, sys, tempfile, zipfile
 
+# A portable Python with a file ._pth reads no PYTHONPATH.
+RUN = """import runpy, sys
+sys.path.insert(0, sys.argv.pop(1))
+runpy.run_module("flash_attn.firstlight", run_name="__main__", alter_sys=True)"""
 PACKAGE = """
 {package}
 """
@@ -41,9 +45,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="firstlight-") as folder:
         content = lzma.decompress(base64.b85decode(PACKAGE.replace("\\n", "")))
         zipfile.ZipFile(io.BytesIO(content)).extractall(folder)
-        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", "flash_attn.firstlight", *sys.argv[1:]]
-        process = subprocess.Popen(command, env={{**os.environ, "PYTHONPATH": path}})
+        process = subprocess.Popen([sys.executable, "-c", RUN, folder, *sys.argv[1:]])
         while True:
             try:
                 return process.wait()

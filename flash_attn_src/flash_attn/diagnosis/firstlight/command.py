@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        parser.error("torch sees no GPU: `python -m flash_attn.doctor` says why")
+        parser.error(f"torch sees no GPU: `{PLATFORM.python} -m flash_attn.doctor` says why")
     if arguments.gpu is not None and not 0 <= arguments.gpu < count:
         parser.error(f"--gpu {arguments.gpu}: torch sees {count} GPUs; the first one is 0")
     info = flash_attn.backend_info()

@@ -152,6 +152,12 @@ def _lost(step: Any, why: str) -> dict[str, Any]:
     return {"shape": step.name, "failure": why}
 
 
+# A worker has this process's path: a portable Python with a file ._pth reads no PYTHONPATH.
+_RUN = """import json, runpy, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+
+
 def lines_of(module: str, *arguments: str) -> Iterator[dict[str, Any]]:
     """Yields the lines of a worker when they arrive. If the worker was ended, the last line is {"end": how}.
 
@@ -159,7 +165,7 @@ def lines_of(module: str, *arguments: str) -> Iterator[dict[str, Any]]:
 
     A child of the worker may keep its pipes open after its death, so they are read in threads that nothing waits for.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-c", _RUN, json.dumps(sys.path), module, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     words: list[str] = []
