@@ -1,7 +1,7 @@
 """Random calls of libflash_attn_rocm launch what flash_attn's Python backend launches for the same call.
 
 The library runs above a HIP runtime that records, over a store whose kernels are made up, so nothing is compiled. More
-calls: `C_CALLS=1000 pytest tests/test_c_differential.py`.
+calls: `C_CALLS=1000 pytest tests/test_c_differential.py`; the long tests run 3,000.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT / "candle-flash-rocm/tests")]
 Gpu: Any = importlib.import_module("record_launches").Gpu
 
 CALLS = int(os.environ.get("C_CALLS", "150"))
+LONG = range(CALLS, 3000)
 SCRATCH = 1 << 50  # an address of memory that nobody touches
 
 
@@ -63,10 +64,10 @@ class Peer:
         library, kind = self.library, "backward" if drawn.kind == "backward" else "forward"
         self.recorder.clear()
         if drawn.appends is not None:
-            turned = drawn.appends.get("q")
+            turned = drawn.appends.get("q_turned")
             if turned is not None:
-                drawn.appends["q_turned"] = {**turned, "data": SCRATCH - 4096}
-                drawn.struct["q"] = drawn.appends["q_turned"]
+                turned["data"] = SCRATCH - 4096
+                drawn.struct["q"] = turned
             library.append(self.opened, library.call("append", drawn.appends | cache_of(drawn)))
         call = library.call(kind, drawn.struct)
         size = library.scratch_bytes(self.opened, kind, call)
@@ -101,7 +102,11 @@ def peer(c_library: Path, stub_hip: Path, tmp_path_factory: pytest.TempPathFacto
         yield Peer(c_library, stub_hip, tmp_path_factory.mktemp("recorded"))
 
 
-@pytest.mark.parametrize("seeds", [range(start, CALLS, 10) for start in range(10)], ids=lambda seeds: str(seeds.start))
+@pytest.mark.parametrize(
+    "seeds",
+    [*(range(start, CALLS, 10) for start in range(10)), pytest.param(LONG, marks=pytest.mark.long)],
+    ids=lambda seeds: str(seeds.start),
+)
 def test_random_calls_launch_what_python_launches(peer: Peer, seeds: range) -> None:
     for seed in seeds:
         drawn = draw(seed)
@@ -123,7 +128,7 @@ OF_PYTHON_ALONE = {
 # Limits, which refuse a call and change none, and the sharing of dk and dv, which C does not sum up. The crate's tests
 # hold them against Python's recorded launches.
 OF_THE_CRATE = {"MAX_ROW_STRIDE", "MAX_BIAS_ROW", "max_page_units", "rows_worth_splits", "programs_of_unit"}
-SEEDS = range(400)
+SEEDS = range(600)
 ENOUGH = 2  # calls that another number changes
 MANY = 1000  # A cost that is so many times larger or smaller decides alone.
 
@@ -248,7 +253,8 @@ def test_both_languages_follow_the_sizes_and_kinds_of_kernels(
 ) -> None:
     row = operations.OPERATIONS[operation]
     sizes = tuple(size for size in row.sizes if size != 128)
-    fewer = [dataclasses.replace(row, sizes=sizes, sizes_of_kind={})]
+    of_kind = {kind: tuple(size for size in of if size != 128) for kind, of in dict(row.sizes_of_kind).items()}
+    fewer = [dataclasses.replace(row, sizes=sizes, sizes_of_kind=of_kind)]
     if len(row.kinds) > 1:
         fewer.append(dataclasses.replace(row, kinds=(row.kinds[0], row.kinds[-1]), sizes_of_kind={}))
     for other in fewer:

@@ -78,9 +78,9 @@ class _Drawing:
         self.heads_k = rng.choice((1, 2, 4))
         self.heads = self.heads_k * rng.choice((1, 1, 2, 4, 8))
         self.dtype = rng.choice(DTYPES)
-        self.head_dim = rng.choice((32, 64, 72, 96, 128, 128, 128, 192, 256, 512))
+        self.head_dim = rng.choice((8, 32, 64, 72, 96, 128, 128, 192, 256, 512, 512))
         self.head_dim_v = self.head_dim
-        self.batch = rng.randint(1, 4)
+        self.batch = rng.choice((1, 2, 3, 4, 4, 17))
         self.tensors: dict[str, torch.Tensor] = {}
         self.options: dict[str, Any] = {"host_cost": HOST_COST}
         self.call: dict[str, Any] = {}
@@ -92,6 +92,13 @@ class _Drawing:
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         self.tensors[name] = torch.empty(shape, dtype=dtype)
+        return self.tensors[name]
+
+    def heads_of(self, name: str, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of heads, in some calls between the heads of another one."""
+        *rows, heads, head_dim = shape
+        more = self.rng.choice((0, 0, 0, 2))
+        self.tensors[name] = torch.empty((*rows, heads + more, head_dim), dtype=dtype)[..., :heads, :]
         return self.tensors[name]
 
     def index(self, name: str, *values: int) -> torch.Tensor:
@@ -167,9 +174,9 @@ class _Drawing:
                 "block_table": table.data_ptr(), "block_table_stride": columns, "block_table_columns": columns,
                 "page_size": page,
             }  # fmt: skip
-        q = self.tensor("q", *rows_q, self.heads, self.head_dim, dtype=self.dtype)
-        k = self.tensor("k", *rows_k, self.heads_k, self.head_dim, dtype=self.dtype)
-        v = self.tensor("v", *rows_k, self.heads_k, self.head_dim_v, dtype=self.dtype)
+        q = self.heads_of("q", *rows_q, self.heads, self.head_dim, dtype=self.dtype)
+        k = self.heads_of("k", *rows_k, self.heads_k, self.head_dim, dtype=self.dtype)
+        v = self.heads_of("v", *rows_k, self.heads_k, self.head_dim_v, dtype=self.dtype)
         bias = layout == "dense" and self.head_dim == self.head_dim_v and self.maybe(0.2)
         # Python computes the lengths of packed keys on the GPU to split them. C splits where the caller has lengths.
         if not backward and not bias and (layout == "paged" or (few and layout == "packed") or self.maybe(0.3)):
@@ -253,21 +260,32 @@ class _Drawing:
     def cache(self) -> Drawn:
         """A call over a cache of keys and values, by kernels of a cache: few queries, chunks, a number of splits."""
         rng = self.rng
-        seqlen_q = rng.choice((1, 1, 1, 2, 5))
+        seqlen_q = rng.choice((1, 1, 2, 5, 5))
         fp8 = self.dtype is not torch.float32 and self.maybe(0.3)
         if fp8:
             self.head_dim = self.head_dim_v = rng.choice((64, 128, 256))
         elif self.maybe(0.3):
             self.head_dim_v = rng.choice((64, 128, 256))
         room = rng.choice((700, 5000, 30000))
-        # Python may let another kernel serve many queries without splits.
-        few = seqlen_q * self.heads <= 16 * self.heads_k
-        self.call["num_splits"] = self.options["num_splits"] = rng.choice((1, 2, 3, 7) if few else (2, 3, 7))
         if self.maybe(0.2):
             self.scores["attention_chunk"] = self.options["attention_chunk"] = 256
-        q = self.tensor("q", self.batch, seqlen_q, self.heads, self.head_dim, dtype=self.dtype)
+        # Python may let another kernel serve a call that has no splits, but neither FP8 nor chunks.
+        splits = rng.choice((0, 0, 1, 2, 3, 7) if fp8 or "attention_chunk" in self.scores else (2, 3, 7))
+        if splits:
+            self.call["num_splits"] = self.options["num_splits"] = splits
         lines = self.batch
         layout = rng.choice(("dense", "lines", "paged"))
+        packed: dict[str, int] = {}
+        if layout == "paged" and self.maybe(0.4):
+            lengths_q = self.lengths(seqlen_q)
+            seqlen_q = max(lengths_q)
+            starts = self.starts("cu_seqlens_q", lengths_q)
+            self.call |= {"cu_seqlens_q": starts, "max_seqlen_q": seqlen_q}
+            packed = {"total_q": sum(lengths_q), "cu_seqlens_q": starts.data_ptr(), "cu_seqlens_k": starts.data_ptr()}
+            rows_q: tuple[int, ...] = (packed["total_q"],)
+        else:
+            rows_q = (self.batch, seqlen_q)
+        q = self.heads_of("q", *rows_q, self.heads, self.head_dim, dtype=self.dtype)
         if layout == "paged":
             page = rng.choice((16, 48, 256))
             columns = room // page
@@ -298,12 +316,12 @@ class _Drawing:
             self.call["descales"] = scales
             self.options |= {f"{x}_descale": scale.data_ptr() for x, scale in zip("qkv", scales, strict=True)}
         appends = None
-        if not fp8 and self.maybe(0.4):
+        if not fp8 and not packed and self.maybe(0.4):
             appends = self.append(q, seqlen_q, room, k, v)
         else:
             self.call["max_seqlen_k"] = room
         self.scores_()
-        shape = self.shape(seqlen_q, room)
+        shape = self.shape(seqlen_q, room) | packed
         call = CacheCall(q, k, v, Options(**self.scores), **self.call)
         drawn = self.drawn(call, shape, q, k, v)
         if fp8:
@@ -332,13 +350,14 @@ class _Drawing:
         fields: dict[str, Any] = {name: operand(tensor) for name, tensor in new.items()}
         fields["seqlen_new"] = added
         if self.maybe(0.5):
-            half = rng.choice((16, self.head_dim // 2)) if self.head_dim >= 32 else 16
+            half = min(rng.choice((16, self.head_dim // 2)), self.head_dim // 2)
             cos, sin = (self.tensor(name, room + 8, half, dtype=self.dtype) for name in ("cos", "sin"))
             interleaved = self.maybe(0.5)
             self.call |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
             fields |= {
-                "q": operand(q), "rotary_cos": cos.data_ptr(), "rotary_sin": sin.data_ptr(), "rotary_half": half,
-                "rotary_places": room + 8, "rotary_interleaved": int(interleaved),
+                "q": operand(q), "q_turned": operand(torch.empty_like(q)), "rotary_cos": cos.data_ptr(),
+                "rotary_sin": sin.data_ptr(), "rotary_half": half, "rotary_places": room + 8,
+                "rotary_interleaved": int(interleaved),
             }  # fmt: skip
             if self.maybe(0.3):
                 first = self.index("rotary_offsets", *[1] * self.batch)
