@@ -144,7 +144,7 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, di
 def test_a_build_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """SIGTERM goes only to the build, as if a job was cancelled. Compiled kernels stay; temporary files are deleted."""
     (tmp_path / "scratch").mkdir()
-    command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx942", "--jobs", "2"]
+    command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx942", "--jobs", "2", "--only", "norm-*"]
     environment = {**os.environ, "ROCM_WHEELS_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "scratch")}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
