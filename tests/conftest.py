@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -170,10 +171,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts tests that compile for minutes first, and then tests that wait for installers, because other tests run in
-    parallel. Files that would otherwise run last, alone and for minutes, come early too.
+    parallel. Files that would otherwise run last, alone and for minutes, come early too. test_c_library.py builds what
+    test_c_differential.py beside it would wait for.
     """
-    first = ("test_pipeline.py", "test_triton_backend.py", "test_triton_varlen.py")
+    first = ("test_c_library.py", "test_pipeline.py", "test_triton_backend.py", "test_triton_varlen.py")
     items.sort(key=lambda item: item.path.name not in first)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """After a run with --durations: the files that took longest, with seconds and tests."""
+    if not terminalreporter.config.getoption("durations"):
+        return
+    seconds, tests = Counter[str](), Counter[str]()
+    for report in (one for some in terminalreporter.stats.values() for one in some if hasattr(one, "duration")):
+        file = report.nodeid.partition("::")[0]
+        seconds[file] += report.duration
+        tests[file] += report.when == "call"
+    terminalreporter.section("slowest files")
+    for file, spent in seconds.most_common(60):
+        terminalreporter.write_line(f"{spent:7.1f} s {tests[file]:5d} {file}")
 
 
 @pytest.fixture

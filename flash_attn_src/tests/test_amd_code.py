@@ -34,9 +34,9 @@ from rocm_wheels.errors import CompileFailed
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.
 TARGETS = (
-    *("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx11-generic", "gfx1201"),
-    # Beside gfx1030 it has no dot instructions; beside gfx1010, gfx1012 has some.
-    *(pytest.param(target, marks=pytest.mark.long) for target in ("gfx10-1-generic", "gfx1012")),
+    *("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201"),
+    # Beside gfx1030 it has no dot instructions; beside gfx1010, gfx1012 has some. gfx11-generic is compiled as gfx1100.
+    *(pytest.param(target, marks=pytest.mark.long) for target in ("gfx10-1-generic", "gfx1012", "gfx11-generic")),
 )
 
 
@@ -89,7 +89,7 @@ def test_forward_and_backward(target: str) -> None:
         (128, "", {}),
         (176, "", {}),
         (128, "-sink", {"s_aux": torch.tensor([0.5, 3.0])}),
-        (128, "-alibi", {"alibi_slopes": torch.tensor([0.5, 0.1])}),
+        pytest.param(128, "-alibi", {"alibi_slopes": torch.tensor([0.5, 0.1])}, marks=pytest.mark.long),
     ],
 )
 def test_direct_copies(dim: int, kind: str, options: dict[str, torch.Tensor]) -> None:
@@ -126,7 +126,10 @@ def test_a_direct_copy_that_the_compiler_waits_wrongly_for_is_refused() -> None:
         gpu.compiled("gfx950", Variant("bwd-dq", "bf16", 64, "plain"), config)
 
 
-@pytest.mark.parametrize(("target", "dim", "bucket"), [("gfx942", 128, 128), ("gfx942", 96, 96), ("gfx1100", 72, 96)])
+@pytest.mark.parametrize(
+    ("target", "dim", "bucket"),
+    [("gfx942", 128, 128), pytest.param("gfx942", 96, 96, marks=pytest.mark.long), ("gfx1100", 72, 96)],
+)
 def test_varlen_with_a_window(target: str, dim: int, bucket: int) -> None:
     starts = torch.tensor([0, 70, 70, 101], dtype=torch.int32)
     inputs = tensors(*[(101, 2, dim)] * 3, dtype=torch.float16)
@@ -142,7 +145,9 @@ def test_varlen_with_a_window(target: str, dim: int, bucket: int) -> None:
     check(found, book, inputs)
 
 
-@pytest.mark.parametrize(("target", "dim"), [("gfx942", 64), ("gfx950", 128), ("gfx1201", 64)])
+@pytest.mark.parametrize(
+    ("target", "dim"), [("gfx942", 64), pytest.param("gfx950", 128, marks=pytest.mark.long), ("gfx1201", 64)]
+)
 def test_dropout(target: str, dim: int) -> None:
     inputs = tensors(*[(1, 90, 1, dim)] * 3, dtype=torch.bfloat16)
     with gpu.pretend(target):

@@ -217,20 +217,24 @@ def _cache(case: Cache, target: str) -> None:
 
 
 CASES: dict[str, Dense | Cache] = DENSE | CACHES
-# What is run always.
-SAMPLE = {
+# What is run always, each operation on one family, and what the job of the long tests repeats on a second one.
+OFTEN = {
     ("sinks d64", "gfx90a"), ("bias d64", "gfx1100"), ("d512", "gfx942"), ("d192 v128", "gfx950"),
-    ("bias d96", "gfx950"), ("bias d64 lowest", "gfx90a"), ("d128 v64", "gfx1201"), ("cache sinks", "gfx908"),
-    ("cache latent pages", "gfx90a"), ("cache latent queries", "gfx1201"), ("cache qv d64 v512", "gfx950"),
-    ("cache d512", "gfx1030"), ("distances d64", "gfx1201"), ("distances d128", "gfx942"),
+    ("bias d64 lowest", "gfx90a"), ("d128 v64", "gfx1201"), ("cache sinks", "gfx908"), ("cache latent pages", "gfx90a"),
+    ("cache latent queries", "gfx1201"), ("cache d512", "gfx1030"), ("distances d64", "gfx1201"),
 }  # fmt: skip
+LONG = {("bias d96", "gfx950"), ("cache qv d64 v512", "gfx950"), ("distances d128", "gfx942")}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         everything = metafunc.config.getoption("--all-kernels")
-        grid = [(name, target) for target in TARGETS for name in CASES if everything or (name, target) in SAMPLE]
-        metafunc.parametrize(("name", "target"), grid, ids=[f"{target}-{name}" for name, target in grid])
+        grid = [
+            pytest.param(*case, id=f"{case[1]}-{case[0]}", marks=pytest.mark.long if case in LONG else ())
+            for case in ((name, target) for target in TARGETS for name in CASES)
+            if everything or case in OFTEN | LONG
+        ]
+        metafunc.parametrize(("name", "target"), grid)
 
 
 def test_a_call(name: str, target: str) -> None:
@@ -242,4 +246,4 @@ def test_a_call(name: str, target: str) -> None:
 
 
 def test_launched_kernels_exist_in_the_store() -> None:
-    assert {(name, target) for name in CASES for target in TARGETS} >= SAMPLE
+    assert {(name, target) for name in CASES for target in TARGETS} >= OFTEN | LONG

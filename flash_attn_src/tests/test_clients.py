@@ -162,7 +162,7 @@ def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, t
     assert "ROCm arch gfx906" in said[-1]
 
 
-@pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
+@pytest.mark.parametrize("version", [pytest.param("2.6.3", marks=pytest.mark.long), "2.8.3"])
 def test_diffusers(clients: Clients, version: str) -> None:
     assert f"flash_attn {version}, cpu" in clients.run("transformers-5", "with_diffusers.py", version=version)
 
@@ -203,13 +203,14 @@ def test_ring_flash_attn(clients: Clients) -> None:
     assert f"flash_attn {VERSIONS[-1]}: 2 processes" in said
 
 
+@pytest.mark.long
 def test_yunchang(clients: Clients) -> None:
     said = clients.run("transformers-4", "with_yunchang.py")
     assert said.count("equal to one call") == 52
     assert f"flash_attn {VERSIONS[-1]}: 2 processes" in said
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["2.6.3", pytest.param("2.7.4", marks=pytest.mark.long), "2.8.3"])
 def test_import_probes(clients: Clients, version: str) -> None:
     said = clients.run("transformers-5", "probes.py", version=version)
     assert said.count("as it expects") >= 5
