@@ -188,6 +188,14 @@ def test_a_row_stride_of_more_than_24_bits() -> None:
     assert "size: q" in reason
 
 
+def test_how_far_a_tensor_reaches() -> None:
+    """The last of three sequences begins two strides from the first one, and 4 GiB are 2**31 elements from it."""
+    inside = Operand(0x1000, (1 << 30) - 1 - 1000 * 1024, 2048, 128)
+    for batch, is_served in ((inside.batch, True), (1 << 30, False)):
+        reason = planning.unsupported_reason(CALL, "fwd", {"q": inside._replace(batch=batch)})
+        assert (reason is None) is is_served, reason
+
+
 def test_a_plan_without_a_kernel_is_refused() -> None:
     with pytest.raises(ValueError, match="unsupported_reason"):
         forward(replace(CALL, dtype="fp16"))

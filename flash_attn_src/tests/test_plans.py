@@ -11,13 +11,16 @@ import pytest
 import torch
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import triton
+from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.kernels import launches
 from flash_attn.kernels.variants import Variant
+from flash_attn.options import Options
 from flash_attn.runtime import device
 from flash_attn.runtime.arguments import Arguments
 from flash_attn.runtime.device import Grid, Tensors
 
 Call = Callable[[], object]
+SCALED = Options(softmax_scale=0.125)
 
 
 def _starts(x: torch.Tensor) -> list[int] | None:
@@ -53,7 +56,8 @@ def _calls() -> list[Call]:
     off = torch.zeros(2 * 600 * 4 * 64 + 1, dtype=torch.float16)[1:].view(2, 600, 4, 64)
     some_options: tuple[dict[str, Any], ...] = (
         {}, {"causal": True}, {"window_size": (3, 4)}, {"softcap": 2.0}, {"softmax_scale": 0.5},
-        {"softmax_scale": -1.0}, {"dropout_p": 0.5}, {"s_aux": torch.zeros(4)}, {"alibi_slopes": torch.zeros(4)},
+        {"softmax_scale": -1.0}, {"dropout_p": 0.5}, {"s_aux": torch.zeros(4)},
+        {"s_aux": torch.zeros(4, dtype=torch.float16)}, {"alibi_slopes": torch.zeros(4)},
     )  # fmt: skip
     for options in some_options:
         for q, k in ((x, x), (heads_first, x), (x, heads_first), (off, x), (x, x[:, :, :2]), (x[:, :1], x)):
@@ -79,11 +83,13 @@ def _calls() -> list[Call]:
         {"num_splits": 1}, {"num_splits": 3}, {"softcap": 2.0}, {"window_size": (5, 0)}, {"softmax_scale": 0.5},
         {"cache_seqlens": lengths, "k": new, "v": new}, {"cache_batch_idx": lengths}, {"cache_leftpad": lengths},
         {"cache_batch_idx": torch.ones(4, dtype=torch.int32)[::2].contiguous(), "cache_seqlens": 3000},
-        {"s_aux": torch.zeros(8)}, {"alibi_slopes": torch.zeros(8)},
+        {"s_aux": torch.zeros(8)}, {"s_aux": torch.zeros(8, dtype=torch.float16)}, {"alibi_slopes": torch.zeros(8)},
     )  # fmt: skip
     for options in more_options:
         for q_ in (q, torch.zeros(2, 8, 1, 64, dtype=torch.float16).transpose(1, 2), q.expand(2, 40, 8, 64)):
             calls.append(lambda q=q_, options=options: flash_attn_with_kvcache(q, cache, values, **options))
+    for margin in (0, 300):
+        calls.append(lambda margin=margin: triton.kvcache(CacheCall(q, cache, values, SCALED, sm_margin=margin)))
     for block_table in (table, table[:, :16], table[:, :16].contiguous()):
         for k in (pages, pages.transpose(1, 2).contiguous().transpose(1, 2), pages.view(-1, 16, 2, 64)):
             calls.append(
@@ -128,6 +134,7 @@ def test_no_plan_is_kept_of_a_copy() -> None:
         (lambda x: flash_attn_func(x, aligned, aligned), aligned, misaligned),
         (lambda x: flash_attn_func(aligned, x, aligned), aligned, misaligned),
         (lambda x: flash_attn_func(aligned, aligned, x), aligned, misaligned),
+        (lambda x: triton.forward(AttentionCall(aligned, aligned, aligned, SCALED, out=x)), aligned, misaligned),
         (lambda x: flash_attn_with_kvcache(q, x, cache), cache, off),
         (lambda x: flash_attn_with_kvcache(q, cache, x), cache, off),
     ]

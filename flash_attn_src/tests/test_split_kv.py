@@ -215,7 +215,13 @@ def test_the_edges_of_the_rule(seqlen_q: int, seqlen_k: int, changes: dict[str, 
 
 @pytest.mark.parametrize(
     ("causal", "window", "seen"),
-    [(True, (100, -1), 103), (False, (100, 7), 110), (False, (100, -1), 8192), (True, (-1, -1), 8192)],
+    [
+        (True, (100, -1), 103),
+        (False, (100, 7), 110),
+        (False, (100, -1), 8192),
+        (True, (-1, -1), 8192),
+        (True, (0, -1), 3),
+    ],
 )
 def test_what_the_rule_is_asked(causal: bool, window: tuple[int, int], seen: int) -> None:
     """The keys that some query sees, the larger head dim, and the least gain, which is what splits cost the host."""
