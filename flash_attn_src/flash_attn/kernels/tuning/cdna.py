@@ -152,7 +152,7 @@ _FORWARDS: Rows = {
     # 6265 and 6080, with 10 spills and none; with dropout 10239, 8372 and 7796. On gfx90a 12090 and 11202, by the
     # family's tile 12727. ALiBi and softcap gain nothing by kpack. ALiBi takes 7747 with priorities and 8627 without. A
     # softcap gains less by them than it would lose if waves took turns (`docs/notes/clock.md`). waves_per_eu changes
-    # nothing on gfx942, plain, bf16: 5690 cycles and 256 registers with it and without, clock of 2026-11-29.
+    # nothing in bf16, plain: 5690 cycles and 256 registers on gfx942, 10379 and 232 on gfx90a, clock of 2026-11-29.
     ("fwd", 16, 128): tiles(
         {
             "plain": C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK + PRIORITIES),
@@ -191,11 +191,12 @@ TARGET_ROWS: dict[str, Rows] = {
             {"plain": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2, options=BOTH_ORDERS)}
         ),
         # sparse-fwd, 16 bits: clock, 2026-11-29. Tiles without and with hidden keys 6879 and 14472 cycles, 19 spills;
-        # by the tile of fwd 8052 and 60471, 150 spills.
+        # by the tile of fwd 8052 and 60471, 150 spills; without waves_per_eu 8746, 287 registers, one program.
         ("sparse-fwd", 16, 128): tiles(
             C(128, 32, 4, 2, options=(("waves_per_eu", 2), *BOTH_ORDERS, *_KPACK, *PRIORITIES))
         ),
-        # sparse-bwd-dq, 16 bits: clock, 2026-11-26. 9744 cycles, by the tile of bwd-dq 19396.
+        # sparse-bwd-dq, 16 bits: clock, 2026-11-29. 10845 cycles, two programs a compute unit, 22 spills; without
+        # waves_per_eu 282 registers, one program and 15360.
         ("sparse-bwd-dq", 16, 128): tiles(C(128, 32, 4, options=(*BOTH_ORDERS, *_KPACK, ("waves_per_eu", 2)))),
         # bwd-dkdv, 16 bits: clock, 2026-11-25. Head dim 128, plain: 20223 cycles, 21239 without kpack, 22480 with the
         # family's tile. A second stage takes 17177, but it spills 161 registers, which costs more than it gains below
