@@ -121,6 +121,7 @@ def mask(lanes: Array) -> int:
     return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
 
 
+@lru_cache(1 << 13)
 def register(text: str) -> tuple[str, int, int] | None:
     """Parses a register: ("v", first, count), with "a" for accumulators and "s" for scalar registers. None for other
     text.
