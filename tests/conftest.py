@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import os
 import shutil
@@ -176,6 +177,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     first = ("test_c_library.py", "test_pipeline.py", "test_triton_backend.py", "test_triton_varlen.py")
     items.sort(key=lambda item: item.path.name not in first)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: Python takes a second each time that it looks through it."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
