@@ -14,6 +14,7 @@ from flash_attn.autocast import cast
 from flash_attn.block_mask import BlockMask
 from flash_attn.calls import AttentionCall, GradientCall, Options, maybe_contiguous, new_out
 from flash_attn.custom_ops.autograd import gradients_of
+from flash_attn.custom_ops.sharding import is_distributed
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.mask import Mask
 from flash_attn.options import WITH_MASK
@@ -25,6 +26,7 @@ _OPTIONS = (
     "SymInt block_k, float softmax_scale, bool causal, SymInt left, SymInt right"
 )
 _TENSORS = 6  # the options that are tensors
+_RESULTS = (("_masked_forward", ("out", "softmax_lse")), ("_masked_backward", ("dq", "dk", "dv", "softmax_d")))
 
 
 def attend(
@@ -53,7 +55,7 @@ def attend(
         q, k, v = (torch.nn.functional.pad(x, (0, short)) for x in (q, k, v))
     arguments = as_arguments(mask, options)
     refuse_tangents_of_an_op(q, k, v)
-    if is_traced(q, k, v, *arguments[:_TENSORS]):
+    if is_distributed(q, _RESULTS) or is_traced(q, k, v, *arguments[:_TENSORS]):
         out, lse = torch.ops.flash_attn._masked_forward(q, k, v, *arguments)
     else:  # dispatching through a custom op costs more than a small kernel
         out, lse = _Masked.apply(q, k, v, *arguments)

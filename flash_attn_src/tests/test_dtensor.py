@@ -8,6 +8,7 @@ from typing import Any
 import flash_attn
 import pytest
 import torch
+from flash_attn.ranges import flash_attn_ranges_func
 from two_ranks import both
 
 torch.set_num_threads(1)
@@ -21,7 +22,12 @@ def _inputs() -> dict[str, torch.Tensor]:
         "q": (2, 19, HEADS, DIM), "k": (2, 23, HEADS_K, DIM), "v": (2, 23, HEADS_K, DIM), "s_aux": (HEADS,),
         "attn_bias": (1, HEADS, 19, 23), "table": (2, 1, 41),
     }  # fmt: skip
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    numbers = {
+        "ids_q": torch.arange(19).expand(2, -1) // 5, "ids_k": torch.arange(23).expand(2, -1) // 4 % 4,
+        "ranges": torch.randint(0, 23, (1, HEADS, 19, 2, 2), generator=generator),
+    }  # fmt: skip
+    reals = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return reals | {name: x.to(torch.int32).contiguous() for name, x in numbers.items()}
 
 
 # The tensors of a call besides q, k and v, and its other options.
@@ -31,14 +37,18 @@ CALLS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "sinks": (("s_aux",), {}),
     "bias of heads": (("attn_bias",), {}),
     "bias of entries": (("table",), {}),
+    "ranges of heads": (("ranges",), {"causal": True}),
+    "ids of entries": (("ids_q", "ids_k"), {}),
 }
 
 
 def _results(name: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     more, options = CALLS[name]
     tensors = {("attn_bias" if each == "table" else each): inputs[each] for each in more}
-    leaves = [x.requires_grad_() for x in (inputs["q"], inputs["k"], inputs["v"], *tensors.values())]
-    out = flash_attn.flash_attn_func(*leaves[:3], **dict(zip(tensors, leaves[3:], strict=True)), **options)
+    every = (inputs["q"], inputs["k"], inputs["v"], *tensors.values())
+    leaves = [x.requires_grad_() for x in every if x.is_floating_point()]
+    function: Any = flash_attn_ranges_func if tensors.keys() & {"ranges", "ids_q"} else flash_attn.flash_attn_func
+    out = function(*every[:3], **tensors, **options)
     return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
 
@@ -53,8 +63,12 @@ def _rank(_number: int) -> list[torch.Tensor]:
         for name in CALLS:
             placed = {}
             for each, x in _inputs().items():
-                axis = {"s_aux": 0 if by_heads else None, "attn_bias": 1 if by_heads else None,
-                        "table": None if by_heads else 0}.get(each, 2 if by_heads else 0)  # fmt: skip
+                if each in ("table", "ids_q", "ids_k"):
+                    axis = None if by_heads else 0
+                elif each in ("s_aux", "attn_bias", "ranges"):
+                    axis = int(each != "s_aux") if by_heads else None
+                else:
+                    axis = 2 if by_heads else 0
                 placed[each] = distribute_tensor(x, mesh, [Replicate() if axis is None else Shard(axis)])
             found = _results(name, placed)
             assert found[0].placements == (Shard(2 if by_heads else 0),)

@@ -60,7 +60,7 @@ def differentiate(
 
 
 def _new(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (call.q, call.k, call.v))
     bias = call.options.attn_bias
     return dq, dk, dv, None if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
 

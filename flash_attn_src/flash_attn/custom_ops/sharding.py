@@ -1,6 +1,6 @@
 """DTensor: how the ops of attention are sharded, by batch entries and by heads, as PyTorch shards its own attention.
 
-Nothing here is loaded before a call has a DTensor. Strategies exist for the two ops that have every option and mutate
+Nothing here is loaded before a call has a DTensor. Strategies exist for the ops that have every option and mutate
 nothing; calls with DTensors take them.
 """
 
@@ -15,25 +15,32 @@ import torch
 # Axes of batch entries and of heads of each tensor: of dense calls, and of packed ones, which have no axis of entries.
 _ROWS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 _LSE = {"softmax_lse", "softmax_d"}
+# (1 or batch, 1 or heads, ...), and (1 or batch, ...).
+_PLANES = {"attn_bias", "seen", "ranges", "hidden"}
+_IDS = {"ids_q", "ids_k"}
+
+# Op -> the tensors that it returns, "" for one that is not sharded.
+Results = tuple[tuple[str, tuple[str, ...]], ...]
+_EXTENDED: Results = (
+    ("_extended_forward", ("out", "softmax_lse", "")),
+    ("_extended_backward", ("dq", "dk", "dv", "softmax_d", "attn_bias")),
+)
 
 
-def is_distributed(x: torch.Tensor) -> bool:
+def is_distributed(x: torch.Tensor, ops: Results = _EXTENDED) -> bool:
     """Whether x is a DTensor. If it is, the ops have strategies from now on."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(x, module.DTensor):
         return False
-    _register()
+    _register(ops)
     return True
 
 
 @functools.cache
-def _register() -> None:
+def _register(ops: Results) -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
-    for name, results in (
-        ("_extended_forward", ("out", "softmax_lse", "")),
-        ("_extended_backward", ("dq", "dk", "dv", "softmax_d", "attn_bias")),
-    ):
+    for name, results in ops:
         op = getattr(torch.ops.flash_attn, name).default
         register_sharding(op)(functools.partial(_strategies, op, results))
 
@@ -84,6 +91,8 @@ def _axis(name: str, shape: tuple[int, ...], by_heads: bool, packed: bool) -> in
         return 0 if by_heads else None
     if name == "alibi_slopes":
         return len(shape) - 1 if by_heads else 0 if len(shape) == 2 else None
-    if name == "attn_bias":
+    if name in _PLANES:
         return int(by_heads) if shape[int(by_heads)] != 1 else None
+    if name in _IDS:
+        return None if by_heads or shape[0] == 1 else 0
     return None

@@ -70,6 +70,10 @@ ROWS: Rows = {
     ("bwd-dkdv", 32, 512): tiles(C(16, 16, 8)),
     ("bwd-dq", 16, 512): tiles(C(32, 64, 8)),
     ("bwd-dq", 32, 512): tiles(C(16, 16, 8, block_k=64)),
+    # With a bias: measured with a table of distances, 2026-11-29.
+    ("fwd-bias", 16, 128): tiles(C(128, 64, 8, 3)),
+    ("bwd-dq-bias", 16, 128): tiles(C(64, 64, 4, 2)),
+    ("bwd-dkdv-bias", 16, 128): tiles(C(32, 64, 4, 2)),
     # bwd-dq, 32 bits: by size, 2026-11-21.
     ("bwd-dq", 32, 32): tiles(C(32, 32, 4, 2)),
     ("bwd-dq", 32, 64): tiles(C(32, 32, 4, 2)),
