@@ -232,19 +232,9 @@ def attn_bwd_dkdv(
             if SCORE_MOD == "blocks":
                 mask_q, mask_k = block_q, block_k
                 p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
-                    key_ranges,
-                    ids_q,
-                    ids_k,
-                    hidden_queries,
-                    ranges_b,
-                    ranges_h,
-                    ids_qb,
-                    ids_kb,
-                    hidden_b,
-                    hidden_h,
-                    batch64,
-                    head,
-                )
+                    key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
+                    batch64, head,
+                )  # fmt: skip
                 row = batch64 * lists_b + head * lists_h.to(tl.int64) + n_block
                 p_tiles += row * list_length
                 lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_M)

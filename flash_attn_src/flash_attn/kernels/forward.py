@@ -297,19 +297,9 @@ def attn_fwd(
     if SCORE_MOD == "blocks":
         mask_q, mask_k = block_q, block_k
         p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
-            key_ranges,
-            ids_q,
-            ids_k,
-            hidden_queries,
-            ranges_b,
-            ranges_h,
-            ids_qb,
-            ids_kb,
-            hidden_b,
-            hidden_h,
-            batch64,
-            head,
-        )
+            key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
+            batch64, head,
+        )  # fmt: skip
     scores = Scores(
         scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags, mask_q, mask_k,
         p_ranges, p_ids_q, p_ids_k, p_hidden,
