@@ -82,10 +82,12 @@ class FlashRocmBackend(AttentionBackend):
         use_mla: bool,  # noqa: ARG003
         has_sink: bool,  # noqa: ARG003
         use_sparse: bool,  # noqa: ARG003
-        use_mm_prefix: bool,  # noqa: ARG003
+        use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
         """Why a cache of this type does not go with the model or with the GPU, or None."""
+        if use_mm_prefix:
+            return "tokens of an image that attend to later ones have no kernel: use --attention-backend TRITON_ATTN"
         if kv_cache_dtype in FP8_CACHES:
             if head_size % 16:
                 return f"kv_cache_dtype {kv_cache_dtype} needs a head_size that is a multiple of 16, got {head_size}"

@@ -7,6 +7,7 @@ stand for tensors of a GPU, and flash_attn's backend `torch` serves them. Prints
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import itertools
 import sys
 from collections.abc import Callable
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [sys.argv[1], str(ROOT / "flash_attn_src")]
 words, sys.argv = sys.argv, [sys.argv[0], "--cpu"]
 
-if (Path(words[1]) / "comfy" / "options.py").exists():
+IS_REAL = (Path(words[1]) / "comfyui_version.py").exists()
+if IS_REAL:
     import comfy.options  # type: ignore[import-not-found]
 
     comfy.options.enable_args_parsing()
@@ -193,16 +195,15 @@ def case_unpatched() -> None:
 
 
 def new_case_tensor_containers() -> None:
-    """ComfyUI since 0.33: tensors in containers, and an attention that the checkpoint prefers."""
+    """ComfyUI since 0.33: tensors in containers. Later also an attention that the checkpoint prefers."""
     q = draw(1, 9, 64)
     model, wanted = patched(), theirs.attention_pytorch(q, q, q, 2)
-    zeros = lambda q, *_args, **_kwargs: torch.zeros_like(q)  # noqa: E731
-    assert not theirs.attention_pytorch(q, q, q, 2, preferred_attention=SimpleNamespace(function=zeros)).any()
+    preferred: dict[str, Any] = {}
+    if "preferred_attention" in inspect.getsource(theirs.wrap_attn):
+        preferred["preferred_attention"] = SimpleNamespace(function=lambda q, *_args, **_kwargs: torch.zeros_like(q))
+        assert not theirs.attention_pytorch(q, q, q, 2, **preferred).any()
     containers = [theirs.AttentionTensorContainer(q.clone()) for _ in range(3)]
-    got = theirs.attention_pytorch(
-        *containers, 2, preferred_attention=SimpleNamespace(function=zeros), transformer_options=options_of(model)
-    )  # fmt: skip
-    close(got, wanted)
+    close(theirs.attention_pytorch(*containers, 2, **preferred, transformer_options=options_of(model)), wanted)
     assert all(container.tensor is None for container in containers)
     assert finish(model) == SERVED
 
@@ -213,7 +214,12 @@ def new_case_native_backend_nodes() -> None:
     for is_after in (False, True):
         base = patcher()
         model = patched(base) if is_after else base
-        model.set_model_optimized_attention(theirs.attention_pytorch)
+        if IS_REAL:
+            from comfy_extras.nodes_model_advanced import ModelAttentionBackend  # type: ignore[import-not-found]
+
+            (model,) = ModelAttentionBackend().patch(model, "pytorch attention")
+        else:
+            model.set_model_optimized_attention(theirs.attention_pytorch)
         model = model if is_after else patched(model)
         theirs.attention_pytorch(q, q, q, 2, transformer_options=options_of(model))
         elsewhere = "0" if is_after else "1"
@@ -271,6 +277,16 @@ def _tiny(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval()
 
 
+def real_case_use_flash_attention() -> None:
+    """The function of `--use-flash-attention`: where the node is too, the node answers."""
+    q, seen = draw(1, 9, 64), torch.ones(9, 9, dtype=torch.bool).tril()
+    for options in ({}, {"mask": seen}):
+        model = patched()
+        got = theirs.get_attention_function("flash")(q, q, q, 2, **options, transformer_options=options_of(model))
+        close(got, theirs.attention_pytorch(q, q, q, 2, **options))
+        assert finish(model) == SERVED
+
+
 def real_case_unet() -> None:
     """A UNet as that of Stable Diffusion 1.5, but small."""
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel  # type: ignore[import-not-found]
@@ -318,10 +334,9 @@ def real_case_flux() -> None:
 
 def main() -> None:
     door.is_on_gpu = everywhere
-    is_real = (Path(words[1]) / "comfyui_version.py").exists()
     is_new = hasattr(theirs, "AttentionTensorContainer")
     for name, case in list(globals().items()):
-        kinds = ("case_", "real_case_" if is_real else "case_", "new_case_" if is_new else "case_")
+        kinds = ("case_", "real_case_" if IS_REAL else "case_", "new_case_" if is_new else "case_")
         if name.startswith(kinds):
             with torch.inference_mode(name != "case_compiled"):
                 case()

@@ -3,7 +3,7 @@
     python flash_attn_src/tests/clients/releases.py vllm 0.33.0 0.32.0
     python flash_attn_src/tests/clients/releases.py sglang latest
 
-Downloads the wheel of each release from PyPI into build/releases and unpacks its Python files, without its kernels.
+Downloads the wheel of each release from PyPI into build/releases and unpacks it without its compiled kernels.
 Then it starts the release's loader of plug-ins with this clone's plug-in installed, and where the backend is registered
 it runs the plug-in's tests on the release's classes. Prints a row for each release. Exits with 1 if a release does not
 start, or if a test fails.
@@ -50,7 +50,7 @@ PROGRAMS = {
 
 
 def unpacked(program: str, release: str, root: Path) -> Path:
-    """The folder with the Python files of a release. Raises CalledProcessError where PyPI does not have it."""
+    """The folder with the files of a release but compiled ones. Raises CalledProcessError where PyPI does not have it."""
     folder = root / f"{program}-{release}"
     if not (folder / program).is_dir() or release == "latest":
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def unpacked(program: str, release: str, root: Path) -> Path:
         subprocess.run([sys.executable, "-m", "pip", "download", *options, name], check=True)
         for wheel in folder.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder, [x for x in archive.namelist() if x.endswith(".py") or ".dist-info/" in x])
+                archive.extractall(folder, [x for x in archive.namelist() if not x.endswith((".so", ".cubin"))])
             wheel.unlink()
     return folder
 

@@ -45,6 +45,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "prompt_lookup_max": 3,
         }
     },
+    "draft": {
+        "speculative_config": {
+            "method": "draft_model",
+            "num_speculative_tokens": 3,
+            "attention_backend": "FLASH_ROCM",
+        }
+    },
     **{f"page{size}": {"block_size": size} for size in (16, 32, 64, 128)},
 }
 DENSE = ["llama", "llama:page32", "llama:page64", "llama:page128", "llama:fp8", "qwen3", "gemma2", "gemma3_text"]
@@ -140,10 +147,12 @@ def run(case: str) -> tuple[float, float, Counter[str]]:
     counts = count_calls()
     worst, worst_narrow = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        right, narrow = tiny_models.written(name, Path(folder), has_fp8_cache="fp8" in options)
+        right, narrow = tiny_models.written(name, Path(folder), has_fp8_cache="fp8" in options, repeats="ngram" in options)
         arguments: dict[str, Any] = {"block_size": 16}
         for option in options:
             arguments |= OPTIONS[option]
+        if "draft" in options:
+            arguments["speculative_config"] = {**arguments["speculative_config"], "model": folder}
         engine = LLM(
             model=folder, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=256,
             max_num_batched_tokens=64, max_num_seqs=8, num_gpu_blocks_override=128,
@@ -203,7 +212,7 @@ def main() -> int:
         # For latent attention vLLM turns the prefix cache off on a CPU.
         expected = {"latent calls"} if case.startswith("deepseek") else {"mixed", "cached tokens"}
         expected -= {"cached tokens"} if "page128" in case else set()  # no prefix fills such a page
-        expected |= {"draft_tokens"} if "ngram" in case else set()
+        expected |= {"accepted_tokens"} if "ngram" in case or "draft" in case else set()
         missing = [x for x in expected if not counts[x]]
         is_right &= worst <= 2 * narrow + TOLERANCE and not missing  # NaN is not <=
         ran = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
