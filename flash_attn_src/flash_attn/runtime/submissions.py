@@ -17,18 +17,6 @@ Piece = tuple[Grid, Tensors, Sequence[int | float]]  # the arguments of `protoco
 _MAX_ACCOUNTS = 256  # then the accounts of graphs are forgotten
 
 
-class Launches:
-    """Launches where each kernel is a task of its own, as on Linux. seconds: the longest time of one, about."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def launch(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:  # noqa: ARG002
-        """Launches the pieces of a call, which take so many seconds in all. A call with one takes at most `seconds`."""
-        for piece in pieces:
-            kernel.launch(*piece)
-
-
 class _Account:
     """The seconds of what one stream holds back, or of what one graph has. The lock is held until a launch is made."""
 
@@ -38,20 +26,19 @@ class _Account:
         self.lock, self.seconds = threading.RLock(), 0.0
 
 
-class Submissions(Launches):
+class Submissions:
     """Submissions of a GPU, each with launches of flash_attn that take about `seconds` at most.
 
     A stream that takes the handle of a destroyed stream begins with its seconds, so it is submitted once too early.
     """
 
     def __init__(self, gpu: Gpu, seconds: float) -> None:
-        super().__init__(seconds)
-        self._gpu = gpu
+        self.seconds, self._gpu = seconds, gpu
         self._accounts: dict[int, _Account] = {}
 
     def launch(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
-        """See `Launches`. Submits what the stream holds back before a call with which it takes too long, and each piece
-        of a call that takes too long by itself."""
+        """Launches the pieces of a call, which take so many seconds in all. Submits what the stream holds back before a
+        call with which it takes too long, and each piece of a call that takes too long by itself."""
         queue = self._gpu.queue()
         account = self._accounts.get(queue) or self._open(queue)
         with account.lock:

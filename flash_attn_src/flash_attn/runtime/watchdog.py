@@ -40,10 +40,15 @@ class Rate:
 
 
 class WatchedKernel:
-    """Launches a kernel in pieces of at most about `launches.seconds`. Tiles and results are the kernel's own."""
+    """Launches a kernel in pieces of at most about so many seconds. Tiles and results are the kernel's own.
 
-    def __init__(self, kernel: Kernel, variant: Variant, rate: Rate, launches: submissions.Launches) -> None:
-        self._kernel, self._rate, self._launches = kernel, rate, launches
+    counted: the submissions of the GPU, None where each kernel is a task of its own, as on Linux.
+    """
+
+    def __init__(
+        self, kernel: Kernel, variant: Variant, rate: Rate, seconds: float, counted: submissions.Submissions | None
+    ) -> None:
+        self._kernel, self._rate, self._seconds, self._counted = kernel, rate, seconds, counted
         self._function = variant.operation.function
         self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
         self.arguments, self.num_xcds = kernel.arguments, kernel.num_xcds
@@ -55,14 +60,21 @@ class WatchedKernel:
         """See `protocol.Kernel.launch`."""
         known = self._estimates.get(id(numbers))
         size = known[1] if known is not None and known[0] is numbers else self.programs_within(numbers)
-        whole = grid[0] <= size
-        pieces = ((grid, tensors, numbers),) if whole else self._pieces(grid, tensors, numbers, size)
-        self._launches.launch(self._kernel, self._function, pieces, self._launches.seconds * grid[0] / size)
+        counted, is_whole = self._counted, grid[0] <= size
+        if is_whole and counted is None:
+            self._kernel.launch(grid, tensors, numbers)
+            return
+        pieces = ((grid, tensors, numbers),) if is_whole else self._pieces(grid, tensors, numbers, size)
+        if counted is not None:
+            counted.launch(self._kernel, self._function, pieces, self._seconds * grid[0] / size)
+            return
+        for piece in pieces:
+            self._kernel.launch(*piece)
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
         """How many programs a launch may have."""
         operations, _ = slices.FUNCTIONS[self._function]
-        size = self._rate.programs(self._launches.seconds, operations(self._values(numbers)))
+        size = self._rate.programs(self._seconds, operations(self._values(numbers)))
         if isinstance(numbers, tuple):
             if len(self._estimates) >= _KEPT_ESTIMATES:
                 self._estimates.clear()
@@ -105,7 +117,5 @@ def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
         return kernel
     flops = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
     rate = Rate(flops * CYCLES_PER_SECOND, device.compute_units)
-    launches = submissions.Launches(seconds)
-    if gpu is not None and not PLATFORM.has_kfd:
-        launches = submissions.of(gpu, seconds)
-    return WatchedKernel(kernel, variant, rate, launches)
+    counted = None if gpu is None or PLATFORM.has_kfd else submissions.of(gpu, seconds)
+    return WatchedKernel(kernel, variant, rate, seconds, counted)
