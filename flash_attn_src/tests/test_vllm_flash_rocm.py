@@ -240,6 +240,8 @@ def test_what_the_selector_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "multiple of 16" in str(chosen.supports_combination(72, torch.float16, "fp8", *more))
     assert "bfloat16 differs" in str(chosen.supports_combination(64, torch.float16, "bfloat16", *more))
     assert chosen.supports_combination(64, torch.float16, "auto", *more) is None
+    images: Any = (16, False, False, False, True, None)
+    assert "--attention-backend TRITON_ATTN" in str(chosen.supports_combination(64, torch.float16, "auto", *images))
     served = [(9, 0), (9, 4), (9, 5), (10, 1), (10, 3), (11, 0), (11, 5), (12, 0)]
     for is_rocm in (True, False):
         monkeypatch.setattr(backend, "current_platform", SimpleNamespace(is_rocm=lambda is_rocm=is_rocm: is_rocm))

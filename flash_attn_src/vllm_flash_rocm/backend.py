@@ -85,7 +85,9 @@ class FlashRocmBackend(AttentionBackend):
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Why a cache of this type does not go with the model or with the GPU, or None."""
+        """Why a cache of this type does not go with the model or with the GPU, or None. use_mm_prefix: a token of an
+        image attends to later tokens of the image.
+        """
         if use_mm_prefix:
             return "tokens of an image that attend to later ones have no kernel: use --attention-backend TRITON_ATTN"
         if kv_cache_dtype in FP8_CACHES:
