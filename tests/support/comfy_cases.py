@@ -280,9 +280,10 @@ def _tiny(model: torch.nn.Module) -> torch.nn.Module:
 def real_case_use_flash_attention() -> None:
     """The function of `--use-flash-attention`: where the node is too, the node answers."""
     q, seen = draw(1, 9, 64), torch.ones(9, 9, dtype=torch.bool).tril()
+    flash = vars(theirs)["attention_flash"]
     for options in ({}, {"mask": seen}):
         model = patched()
-        got = theirs.get_attention_function("flash")(q, q, q, 2, **options, transformer_options=options_of(model))
+        got = flash(q, q, q, 2, **options, transformer_options=options_of(model))
         close(got, theirs.attention_pytorch(q, q, q, 2, **options))
         assert finish(model) == SERVED
 

@@ -50,7 +50,7 @@ PROGRAMS = {
 
 
 def unpacked(program: str, release: str, root: Path) -> Path:
-    """The folder with the files of a release but compiled ones. Raises CalledProcessError where PyPI does not have it."""
+    """The folder with a release's files but compiled ones. Raises CalledProcessError where PyPI does not have it."""
     folder = root / f"{program}-{release}"
     if not (folder / program).is_dir() or release == "latest":
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Graphs of SGLang's decoding on a CPU: its own graph runner, over a tape in the place of a CUDA graph.
 
-A replay calls the operators of the tape, in their order, on the tensors of the capture, and writes what they return into
-the tensors that they returned then. So it has a graph's properties: it runs nothing of Python, reads the runner's static
-buffers, and cannot wait for a value.
+A replay calls the operators of the tape, in their order, on the tensors of the capture, and writes what they return
+into the tensors that they returned then. So it has a graph's properties: it runs nothing of Python, reads the runner's
+static buffers, and cannot wait for a value.
 """
 
 from __future__ import annotations

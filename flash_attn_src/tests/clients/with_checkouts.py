@@ -2,9 +2,10 @@
 
     python with_checkouts.py PROGRAM=DIRECTORY ...
 
-PROGRAM: comfyui, kjnodes, nanotron, sglang, vllm, wanvideo, xformers, xtuner. DIRECTORY holds the program's package
-(`comfy`, `nanotron`, ...), or is the checkout of ComfyUI's nodes. Only the modules that call attention are imported.
-Modules that they import and that need more than PyTorch are stand-ins whose functions return None.
+PROGRAM: comfyui, flashvsr, kjnodes, nanotron, radialattn, sglang, vllm, wanvideo, xformers, xtuner. DIRECTORY holds the
+program's package (`comfy`, `nanotron`, ...), or is the checkout of ComfyUI's nodes. Only the modules that call
+attention are imported. Modules that they import and that need more than PyTorch are stand-ins whose functions return
+None.
 
 With a GPU in bf16. Without a GPU in fp32: tensors of the CPU count as tensors of a GPU, and operators that a program
 registers for GPUs alone are registered for every device.
@@ -195,6 +196,74 @@ def wanvideo(directory: Path) -> None:
     close("WanVideoWrapper, flash_attn_2, lengths of keys", got, math(q, k, v, attn_mask=seen))
 
 
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, size: int = 128) -> torch.Tensor:
+    """`math` where blocks (batch, heads, queries / size, keys / size) are seen. A query that sees no key gets 0."""
+    seen = blocks.bool().repeat_interleave(size, -2).repeat_interleave(size, -1)
+    return math(q, k, v, attn_mask=seen).nan_to_num()
+
+
+def flashvsr(directory: Path) -> None:
+    """A block of ComfyUI-FlashVSR's model, "block_sparse_attention": six frames, then two after the cache of keys."""
+    package("flashvsr", directory / "src/models")
+    dit = importlib.import_module("flashvsr.wan_video_dit")
+    dit.USE_BLOCK_ATTN = True
+    assert dit.BLOCK_ATTN_AVAILABLE
+    heads, dim, height, width = 2, 128, 16, 24
+    torch.manual_seed(0)
+    block = dit.DiTBlock(heads * dim, heads, 512).to(DEVICE, DTYPE).requires_grad_(False)
+    block.cross_attn.init_cache(draw(1, 9, heads * dim, count=1)[0].detach())
+    axes, steps = dit.precompute_freqs_cis_3d(dim), draw(1, 6, heads * dim, count=1)[0].detach()
+    ours, calls = dit.flash_attention, 0
+
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_heads: int, **options: Any) -> torch.Tensor:
+        nonlocal calls
+        q, k, v = (x.unflatten(-1, (num_heads, -1)) for x in (q, k, v))
+        blocks = options.get("attention_mask")
+        calls += blocks is not None and 0 < blocks.float().mean() < 1
+        return (math(q, k, v) if blocks is None else masked(q, k, v, blocks)).flatten(2).to(q.dtype)
+
+    kept: dict[str, Tensors] = {"ours": (), "dense": ()}
+    for start, frames in ((0, 6), (6, 2)):
+        (x,) = (x.detach() for x in draw(1, frames * height * width, heads * dim, count=1))
+        places = (
+            axes[0][start : start + frames, None, None],
+            axes[1][None, :height, None],
+            axes[2][None, None, :width],
+        )
+        freqs = torch.cat([x.expand(frames, height, width, -1) for x in places], -1).reshape(-1, 1, dim // 2).to(DEVICE)
+        out: dict[str, torch.Tensor] = {}
+        for name, function in (("ours", ours), ("dense", dense)):
+            dit.flash_attention = function
+            before = dict(zip(("pre_cache_k", "pre_cache_v"), kept[name], strict=False))
+            out[name], *cache = block(
+                x, None, steps, freqs, frames, height, width, topk=8, kv_len=3, is_stream=True, local_range=1, **before
+            )
+            kept[name] = tuple(cache)
+        close(f"FlashVSR, frames {start} to {start + frames}", out["ours"], out["dense"])
+    assert calls == 2, calls
+
+
+def radialattn(directory: Path) -> None:
+    """ComfyUI-RadialAttn's attention for Wan, whose blocks are given to `spas_sage_attn`."""
+    if "comfy" not in sys.modules:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests/support/comfy_stand_in"))
+        importlib.import_module("comfy.ldm.modules.attention").optimized_attention = None
+    package("radialattn", directory)
+    nodes, masks = (importlib.import_module(f"radialattn.{name}") for name in ("nodes", "attn_mask"))
+    masks._cuda_archs = {None: "sm103", 0: "sm103"}  # as torch for ROCm names gfx1030
+    frames, tokens, heads = 6, 256, 2
+    q, k, v = (x.detach().bfloat16() for x in draw(1, frames * tokens, heads * 64))
+    for size in (64, 128):
+        got = nodes.get_radial_attn_func(frames * tokens, frames, size, 0.2, False)(q, k, v, heads)
+        shape = frames * tokens, heads, 64
+        blocks = masks.queryLogMask(frames * tokens, frames, shape, q.device, "radial", size, 0.2, "wan")
+        if size == 64:  # a block has 128 queries
+            blocks = blocks.unflatten(0, (-1, 2)).any(1).repeat_interleave(2, 0)
+        assert 0 < blocks.float().mean() < 1
+        wanted = masked(*(x.unflatten(-1, (heads, 64)) for x in (q, k, v)), blocks[None, None], size).flatten(2)
+        close(f"RadialAttn, Wan, blocks of {size}", got, wanted)
+
+
 RING = [24, 16]
 
 
@@ -333,8 +402,8 @@ def xtuner(directory: Path) -> None:
 
 
 PROGRAMS: dict[str, Callable[[Path], None]] = {
-    "comfyui": comfyui, "kjnodes": kjnodes, "nanotron": nanotron, "sglang": sglang, "vllm": vllm, "wanvideo": wanvideo,
-    "xformers": xformers, "xtuner": xtuner,
+    "comfyui": comfyui, "flashvsr": flashvsr, "kjnodes": kjnodes, "nanotron": nanotron, "radialattn": radialattn,
+    "sglang": sglang, "vllm": vllm, "wanvideo": wanvideo, "xformers": xformers, "xtuner": xtuner,
 }  # fmt: skip
 
 

@@ -3,10 +3,10 @@
     python flash_attn_src/tests/clients/with_sglang_engine.py llama llama:page64 llama:mixed llama:graph deepseek_v3
 
 The engine is SGLang's own, as its server starts it: a process that schedules and runs the model, chunked prefill (64
-tokens a step), the prefix cache, and the processes beside it. They are forks of this one. A case is a model and options:
-`page64` for the page size, `mixed` for steps with prefill and decoding, `graph` for decoding by SGLang's own graph runner
-over a tape (`sglang_graphs.py`), `standalone` for speculative decoding, which is refused. Without arguments all of CASES
-run. SGLang itself refuses a pool in FP8 on a CPU without AMX.
+tokens a step), the prefix cache, and the processes beside it. They are forks of this one. A case is a model and
+options: `page64` for the page size, `mixed` for steps with prefill and decoding, `graph` for decoding by SGLang's own
+graph runner over a tape (`sglang_graphs.py`), `standalone` for speculative decoding, which is refused. Without
+arguments all of CASES run. SGLang itself refuses a pool in FP8 on a CPU without AMX.
 
 The environment has SGLang's files (`releases.py` unpacks them), what they import, torch and transformers, and the
 plug-in installed. SGLang's compiled operator for a CPU that this needs is written here in PyTorch.
@@ -50,8 +50,8 @@ REFUSED = {
     "llama:standalone": "speculative decoding",
 }
 CASES = [
-    "llama", "llama:page16", "llama:page64", "llama:page128", "llama:mixed", "llama:graph", "llama:graph:page64", "qwen3",
-    "qwen3_moe", "qwen3_moe:graph", "gemma3_text", "gemma3_text:graph", *REFUSED,
+    "llama", "llama:page16", "llama:page64", "llama:page128", "llama:mixed", "llama:graph", "llama:graph:page64",
+    "qwen3", "qwen3_moe", "qwen3_moe:graph", "gemma3_text", "gemma3_text:graph", *REFUSED,
 ]  # fmt: skip
 TOLERANCE = 0.01  # the constant
 COUNTS = "calls", "decoding calls", "mixed steps", "replays"
@@ -142,8 +142,9 @@ def run(case: str, refusals: Path) -> tuple[float, float, dict[str, int]]:
             arguments["speculative_draft_model_path"] = folder
         engine = sglang.Engine(
             model_path=folder, device="cpu", attention_backend="flash_rocm", dtype="bfloat16", max_total_tokens=2048,
-            max_running_requests=8, context_length=256, chunked_prefill_size=64, skip_tokenizer_init=True,
-            disable_cuda_graph=True, log_level="error", **arguments,
+            max_running_requests=8, context_length=256, skip_tokenizer_init=True,
+            chunked_prefill_size=max(64, arguments.get("page_size", 1)), disable_cuda_graph=True, log_level="error",
+            **arguments,
         )  # fmt: skip
         sampling = {"temperature": 0, "max_new_tokens": tiny_models.TOKENS, "ignore_eos": True}
         # SGLang mixes no steps of requests that ask for log probabilities. Then the chosen tokens are compared: how far
@@ -200,7 +201,7 @@ def main() -> int:
     add_operators()
     fork_processes()
     torch.set_num_threads(1)  # a fork has no other threads
-    import sglang.srt.entrypoints.engine  # once for all forks
+    import sglang.srt.entrypoints.engine  # noqa: F401 - once for all forks
     from sglang.srt.plugins import load_plugins
 
     load_plugins()

@@ -147,7 +147,9 @@ def run(case: str) -> tuple[float, float, Counter[str]]:
     counts = count_calls()
     worst, worst_narrow = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        right, narrow = tiny_models.written(name, Path(folder), has_fp8_cache="fp8" in options, repeats="ngram" in options)
+        right, narrow = tiny_models.written(
+            name, Path(folder), has_fp8_cache="fp8" in options, repeats="ngram" in options
+        )
         arguments: dict[str, Any] = {"block_size": 16}
         for option in options:
             arguments |= OPTIONS[option]
