@@ -283,6 +283,7 @@ def js(engine: MiniRacer, function: str, *arguments: Any) -> Any:
             {"python": "", "torch": "2.6", "rocm": "6.2", "gpus": []},
         ),
         ("torch==2.7.1+rocm6.3", {"python": "", "torch": "2.7", "rocm": "6.3", "gpus": []}),
+        ("torch  2.9.1+rocmsdk20260116", {"python": "", "torch": "2.9", "rocm": "", "gpus": [], "unsaid": True}),
         (
             "system=Windows python=3.13.1 torch=2.12.0+rocm7.14.0 hip=7.14.60850 gpu=gfx1201",
             {"python": "3.13", "torch": "2.12", "rocm": "7.14", "gpus": ["gfx1201"], "platform": "windows"},
@@ -312,7 +313,7 @@ def js(engine: MiniRacer, function: str, *arguments: Any) -> Any:
     ],
 )
 def test_reports_that_can_be_pasted(page: MiniRacer, text: str, expected: dict[str, Any]) -> None:
-    nothing = {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False, "platform": "", "elsewhere": False}
+    nothing = {"notRocm": False, "unsaid": False, "platform": "", "elsewhere": False}
     found = js(page, "parseEnvironment", text)
     label = re.search(r"\d\+(\S+)", text)
     assert found.pop("label") == (label[1] if label else "")
@@ -334,6 +335,7 @@ def test_the_command_to_paste_from_runs_in_a_shell(tmp_path: Path, page: MiniRac
         "rocm": "6.2",
         "gpus": ["gfx942"],
         "notRocm": False,
+        "unsaid": False,
         "platform": "linux",
         "elsewhere": False,
         "label": "rocm6.2",
