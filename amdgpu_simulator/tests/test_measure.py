@@ -114,6 +114,10 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
             "gfx942 splitkv-bf16-d64-batch",
             "error: splitkv-bf16-d64-batch: of Composable Kernel, only the forward and backward",
         ),
+        (
+            "gfx942 dqdkdv-bf16-d64-batch-mask",
+            "error: dqdkdv-bf16-d64-batch-mask: of Composable Kernel, only the forward and backward",
+        ),
         ("gfx942 fwd-bf16-d64 --code kernel.co", "error: --code replaces the code of an asm- kernel"),
         ("gfx942 fwd-bf16-d64 --store gfx90a.zip", "error: the kernel store gfx90a.zip cannot be read"),
         ("gfx803 fwd-bf16-d64", "error: unknown GPU target 'gfx803'"),

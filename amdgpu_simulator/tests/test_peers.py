@@ -204,7 +204,7 @@ def test_a_ratio_within_the_error_is_no_difference(ratio: float, target: str, sa
 
 
 def test_users_read_the_error_of_the_clock() -> None:
-    """The error that `backend_info` names beside cycles is that of each target with a row."""
+    """`backend_info` names one error beside cycles. Every target with cycles has that error."""
     assert {accuracy.error(row.target) for row in providers.ROWS} == {providers.ERROR}
 
 

@@ -26,7 +26,8 @@ from rocm_wheels.compile.ck import planner
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NAME = re.compile(
-    r"(?:(?P<op>fwd)|dqdkdv)-(?P<dtype>fp16|bf16)-d(?P<dim>\d+)-batch(?P<options>(?:-(?:mask|alibi|dropout|softcap))*)$"
+    r"(?:(?P<op>fwd)|dqdkdv)-(?P<dtype>fp16|bf16)-d(?P<dim>\d+)-batch"
+    r"(?P<options>(?(op)(?:-mask(?:-softcap|(?:-alibi)?(?:-dropout)?))?|(?:-alibi)?(?:-dropout)?))$"
 )
 _ROWS = 128
 

@@ -131,7 +131,7 @@ def _of_one_type(core: ModuleType, semantic: Any) -> Callable[..., tuple[Any, An
             if len(flags) == 4 or lhs.dtype.name != rhs.dtype.name or lhs.dtype.is_ptr():
                 return real(self, lhs, rhs, *flags)
             return (lhs, rhs) if lhs.type.name == rhs.type.name else self.broadcast_impl_value(lhs, rhs)
-        key = (lhs.type.name, type(rhs), rhs, flags)
+        key = (lhs.type.name, type(rhs), rhs or repr(rhs), flags)  # 0.0 equals -0.0
         if key in known:
             return lhs, known[key]
         left, right = real(self, lhs, rhs, *flags)
@@ -158,7 +158,7 @@ def _once_for_a_constant(real: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[tuple[str, type, Any], Any] = {}
 
     def constant(self: Any, value: Any, dtype: Any) -> Any:
-        key = (dtype.name, type(value), value)
+        key = (dtype.name, type(value), value or repr(value))  # 0.0 equals -0.0
         if key not in known:
             known[key] = real(self, value, dtype)
         return known[key]

@@ -55,7 +55,7 @@ def test_blocks_of_equal_work(options: dict[str, Any], even: bool) -> None:
 
 
 def test_a_grid_of_packed_rows() -> None:
-    """The blocks of all rows where they are fewer than two thirds of those of the longest sequence for each."""
+    """The grid has the blocks of the packed rows if that is below 2/3 of the blocks of equally long sequences."""
     assert grid.grid_of(64, 640, 6, 4, 64 * 34)[:2] == (10, 24)
     assert grid.grid_of(64, 640, 6, 4, 64 * 33)[:2] == (39, 4)
     assert grid.grid_of(64, 0, 6, 4, 1)[0] == 1

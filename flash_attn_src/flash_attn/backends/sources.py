@@ -10,13 +10,25 @@ from flash_attn.backends import asm, choice
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
-from flash_attn.kernels import providers
-from flash_attn.kernels.providers import ASM, BLOCKS, CK, DEFAULT, FLUSHED, LARGEST, TRITON, TRITON_ALONE, Row
+from flash_attn.kernels.providers import (
+    ASM,
+    BLOCKS,
+    CK,
+    DEFAULT,
+    ERROR,
+    FLUSHED,
+    LARGEST,
+    ROWS,
+    TRITON,
+    TRITON_ALONE,
+    Row,
+)
 from flash_attn.options import MEASURED_BACKWARD, MEASURED_FORWARD
 from flash_attn.runtime import device
 from flash_attn.runtime.environment import KERNEL_SOURCE
 
 VARIABLE = KERNEL_SOURCE
+_SIMULATED = {row.why: f"{row.why} simulated cycles, with an error of {ERROR:.0%}" for row in ROWS}
 
 if TYPE_CHECKING:
     from flash_attn.backends.protocol import Backend
@@ -55,8 +67,7 @@ class Sources:
                 )
             return Decision(self.forced, f"{VARIABLE}={self.forced}", described)
         row = _row(call, described, op)
-        simulated = f" simulated cycles, with an error of {providers.ERROR:.0%}" if row in providers.ROWS else ""
-        why = row.why + simulated
+        why = _SIMULATED.get(row.why, row.why)
         for source in row.sources:
             if source != ASM:
                 return Decision(source, why, described)
