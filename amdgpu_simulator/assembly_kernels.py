@@ -1,5 +1,5 @@
-"""Runs AMD's assembly kernels on the simulator: launches that flash_attn.backends.asm plans, on the memory of CPU
-tensors.
+"""Runs AMD's assembly kernels on the simulator: launches that flash_attn.attention.backends.asm plans, on the
+memory of CPU tensors.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from flash_attn.runtime.store import KernelError, Store
+from flash_attn.core.store import KernelError, Store
 
 from amdgpu_simulator import (
     accuracy,

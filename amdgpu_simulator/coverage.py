@@ -23,7 +23,7 @@ def kernels(paths: Iterable[Path]) -> Iterator[Kernel]:
 
 
 def _stored(path: Path) -> Iterator[Kernel]:
-    from flash_attn.runtime.store import Store
+    from flash_attn.core.store import Store
 
     from amdgpu_simulator.isa import disassembly
 

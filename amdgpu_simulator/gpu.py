@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from flash_attn import backends
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton
+from flash_attn.core import device
+from flash_attn.core.arguments import Arguments
+from flash_attn.core.ck_planner import Launch
 from flash_attn.kernels import assembly as assembly_table
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device
-from flash_attn.runtime.arguments import Arguments
-from flash_attn.runtime.ck_planner import Launch
 
 from amdgpu_simulator import assembly_kernels, through_hip
 from amdgpu_simulator.hip import packets
@@ -65,7 +65,7 @@ _parsed = lru_cache(32)(assembly.parse)  # calls of one kernel share the decoded
 
 
 class Kernel:
-    """Implements the kernel interface of `runtime.device`: a launch runs on the simulator."""
+    """Implements the kernel interface of `core.device`: a launch runs on the simulator."""
 
     def __init__(self, gpu: SimulatedGpu, variant: Variant) -> None:
         image, entry, kernel = gpu.code(gpu.target, variant, gpu.configs.get(variant.op))
@@ -115,7 +115,7 @@ def ranges(tensors: device.Tensors) -> list[tuple[int, int]]:
 
 
 class SimulatedGpu:
-    """An AMD GPU with the interface of `runtime.device`. Triton's kernels are compiled for it as for a wheel."""
+    """An AMD GPU with the interface of `core.device`. Triton's kernels are compiled for it as for a wheel."""
 
     compute_units = 4
 

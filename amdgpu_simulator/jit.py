@@ -16,10 +16,10 @@ from typing import Any
 from unittest import mock
 
 import triton
+from flash_attn.core import device
+from flash_attn.core.jit import JitKernel, triton_version
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device
-from flash_attn.runtime.jit import JitKernel, triton_version
 from triton.backends.compiler import GPUTarget
 
 from amdgpu_simulator.hip import packets
@@ -29,7 +29,7 @@ _FORMS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 
 
 class Kernel(JitKernel):
-    """The kernel of `runtime.jit`, on CPU tensors."""
+    """The kernel of `core.jit`, on CPU tensors."""
 
     def __init__(self, variant: Variant, target: str, config: Config | None, launched: list[str]) -> None:
         super().__init__(variant, target, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flash_attn.backends import choice
+from flash_attn.attention.backends import choice
 from flash_attn.kernels import assembly as assembly_table
 from flash_attn.kernels.assembly import PLAIN
 from flash_attn.kernels.providers import ASM, CK, TRITON

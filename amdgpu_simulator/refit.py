@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from flash_attn.core import protocol
 from flash_attn.diagnosis.firstlight.probes import PROBES, Probe
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import protocol
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock import latencies as table

@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flash_attn import backends, flash_attn_func
-from flash_attn.backends import triton
-from flash_attn.backends.ck import ComposableKernel
-from flash_attn.backends.sources import Sources
+from flash_attn import flash_attn_func
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton
+from flash_attn.attention.backends.ck import ComposableKernel
+from flash_attn.attention.backends.sources import Sources
+from flash_attn.core import device
+from flash_attn.core.ck_planner import Launch
+from flash_attn.core.store import Store
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device
-from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.store import Store
 
 from amdgpu_simulator import assembly_kernels, gpu, through_hip
 from amdgpu_simulator.hip import process

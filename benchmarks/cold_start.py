@@ -43,7 +43,7 @@ if way == "SDPA":
 else:
     import flash_attn
     if way.startswith("JIT"):
-        from flash_attn.runtime import store
+        from flash_attn.core import store
         store.open_store = lambda *_: None
     def attention(q, k, v):
         return flash_attn.flash_attn_func(q, k, v, causal=True)

@@ -30,7 +30,7 @@ SHAPES = tuple(
 def speeds(shape: Shape, rounds: int) -> dict[str, float]:
     """Median TFLOP/s of each way; in every round each runs once, so that drift of the clocks hits all alike."""
     import flash_attn
-    from flash_attn.backends.triton import fp8 as backend
+    from flash_attn.attention.backends.triton import fp8 as backend
 
     size = (shape.batch, shape.seqlen, shape.heads, shape.head_dim)
     q, k, v = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(3))

@@ -23,9 +23,9 @@ def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, C
 
 
 def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
-    from flash_attn.backends import triton as backend
-    from flash_attn.backends.triton import fp8 as triton_fp8
-    from flash_attn.calls import GradientCall, attention_call, replace
+    from flash_attn.attention.backends import triton as backend
+    from flash_attn.attention.backends.triton import fp8 as triton_fp8
+    from flash_attn.call.calls import GradientCall, attention_call, replace
 
     op, kind, dim = variant.op, variant.kind, variant.block_d
     dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
@@ -69,8 +69,8 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
 
 
 def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
-    from flash_attn.backends.triton.decode import attend_split
-    from flash_attn.calls import cache_call
+    from flash_attn.attention.backends.triton.decode import attend_split
+    from flash_attn.call.calls import cache_call
     from flash_attn.kernels.value_dims import LATENT_DIM
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)

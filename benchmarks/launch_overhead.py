@@ -56,8 +56,8 @@ class Launching:
     """This package's kernels by one way alone: those that it finds are kept apart from the other way's."""
 
     def __init__(self, way: str, device: torch.device) -> None:
-        from flash_attn.runtime import device as seam
-        from flash_attn.runtime import jit, store
+        from flash_attn.core import device as seam
+        from flash_attn.core import jit, store
 
         self.seam, self.store = seam, store
         self.open_store = store.open_store if way == "store" else lambda *_: None

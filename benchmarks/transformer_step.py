@@ -73,7 +73,7 @@ def flash_attention(backend: str, device: torch.device) -> tuple[Attention, str]
     if backends is not None and (problem := backends.problem()):
         raise RuntimeError(problem)
     if device.type == "cpu":
-        symbol = "flash_attn.backends.torch"
+        symbol = "flash_attn.attention.backends.torch"
     else:
         names = ("flash_attn_gpu", "flash_attn_cuda")
         extension = next(getattr(flash_attn_interface, name) for name in names if hasattr(flash_attn_interface, name))

@@ -50,8 +50,8 @@ class Timed(NamedTuple):
 def tiles(path: Path) -> dict[Any, list[Tile]]:
     """The tiles of every kernel in an archive that fit this GPU, the table's own first. SystemExit where the archive
     is not of this GPU and this wheel."""
+    from flash_attn.core import device, store, stored
     from flash_attn.kernels import tuning, variants
-    from flash_attn.runtime import device, store, stored
 
     target = device.of(0).target
     try:
@@ -90,7 +90,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
 
 def install(variant: Any, tile: Tile) -> None:
     """Makes a tile the kernel that the next calls take, on the GPU or, where there is none, in Triton's interpreter."""
-    from flash_attn.runtime import device
+    from flash_attn.core import device
 
     device.clear_kernels()
     device.kernels[0 if torch.cuda.is_available() else -1, variant] = tile.kernel

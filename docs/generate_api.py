@@ -28,11 +28,11 @@ from flash_attn import (  # noqa: E402
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
-from flash_attn.backends import recording, triton  # noqa: E402
+from flash_attn.attention.backends import recording, triton  # noqa: E402
+from flash_attn.core import ck_planner, device, jit  # noqa: E402
 from flash_attn.kernels import variants  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from flash_attn.ops.triton import add_norm, cross_entropy, layer_norm, rotary  # noqa: E402
-from flash_attn.runtime import ck_planner, device, jit  # noqa: E402
 
 from rocm_wheels.compile.ck import planner  # noqa: E402
 from rocm_wheels.matrix import versions  # noqa: E402

@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
 sys.path[:0] = [str(ROOT / "flash_attn_src"), str(ROOT)]
 
+from flash_attn.core.build_info import BuildInfo  # noqa: E402
 from flash_attn.diagnosis import troubles  # noqa: E402
 from flash_attn.diagnosis.advice import OVERRIDE  # noqa: E402
 from flash_attn.diagnosis.commands import commands, shell_of  # noqa: E402
 from flash_attn.diagnosis.survey import Facts  # noqa: E402
-from flash_attn.runtime.build_info import BuildInfo  # noqa: E402
 
 # The machine that the page's commands are for.
 EXAMPLE = Facts(

@@ -1,6 +1,6 @@
 """The functions of upstream's extension module, in its positional order, for libraries that call it directly.
 
-They run on the backend that serves the tensors: flash_attn.backends.select. Options, shapes and errors are the ones of
+They run on the backend that serves the tensors: `attention.backends.select`. Options, shapes and errors are the ones of
 flash_attn.flash_attn_interface, whose names the errors give; head_dim has to be a multiple of 8, as upstream.
 `zero_tensors` changes nothing: rows outside of every sequence are always zero. A generator given as `gen_` is drawn
 from instead of torch's own; from 2.8.4 on it has to be None, as upstream.
@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flash_attn import backends
-from flash_attn.api import BEFORE_2_7, SINCE_2_8_4, by_name, parameters
-from flash_attn.arguments import (
+from flash_attn.attention import backends
+from flash_attn.attention.operators.kvcache import attend as attend_to_cache
+from flash_attn.attention.operators.kvcache import check_pages
+from flash_attn.attention.operators.results import complete
+from flash_attn.call.arguments import (
     as_int,
     check_alike,
     check_dense,
@@ -27,12 +29,10 @@ from flash_attn.arguments import (
     check_whole,
     diagnose_switches,
 )
-from flash_attn.calls import AttentionCall, attention_call, cache_call, maybe_contiguous
-from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.custom_ops.kvcache import check_pages
-from flash_attn.custom_ops.results import complete
-from flash_attn.memory import check_outputs
-from flash_attn.tracing import is_plain, refuse_transforms
+from flash_attn.call.calls import AttentionCall, attention_call, cache_call, maybe_contiguous
+from flash_attn.call.memory import check_outputs
+from flash_attn.call.tracing import is_plain, refuse_transforms
+from flash_attn.core.api import BEFORE_2_7, SINCE_2_8_4, by_name, parameters
 from torch.compiler import is_compiling
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]

@@ -17,7 +17,10 @@ from typing import Any
 import flash_attn
 import torch
 from flash_attn import fp8
-from flash_attn.arguments import (
+from flash_attn.attention.backends.torch.fp8 import is_fp8
+from flash_attn.attention.fp8_cache import has_wide_queries, set_descales
+from flash_attn.attention.operators.kvcache import attend as attend_to_cache
+from flash_attn.call.arguments import (
     as_int,
     check_alike,
     check_dense,
@@ -30,17 +33,14 @@ from flash_attn.arguments import (
     diagnose_switches,
     renaming,
 )
-from flash_attn.autocast import cast
-from flash_attn.backends.torch.fp8 import is_fp8
-from flash_attn.calls import CacheCall, Window, attention_call, cache_call, maybe_contiguous, replace
-from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.fa3 import chunks, operators, rotary, second_query
-from flash_attn.fa3.backward import _flash_attn_backward
-from flash_attn.fa3.inputs import chosen_rows, factors, one_window, used_rows
-from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
-from flash_attn.fp8_cache import has_wide_queries, set_descales
-from flash_attn.memory import refuse_shared
-from flash_attn.tracing import refuse_transforms
+from flash_attn.call.autocast import cast
+from flash_attn.call.calls import CacheCall, Window, attention_call, cache_call, maybe_contiguous, replace
+from flash_attn.call.memory import refuse_shared
+from flash_attn.call.tracing import refuse_transforms
+from flash_attn.interfaces.fa3 import chunks, operators, rotary, second_query
+from flash_attn.interfaces.fa3.backward import _flash_attn_backward
+from flash_attn.interfaces.fa3.inputs import chosen_rows, factors, one_window, used_rows
+from flash_attn.interfaces.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
 
 __all__ = [
     "_flash_attn_backward",

@@ -26,7 +26,7 @@ def flag(env: Mapping[str, str], name: str) -> bool:
 
 def _switch(env: Mapping[str, str], name: str) -> bool | None:
     try:
-        found: bool | None = module("runtime.environment").switch(env, name)
+        found: bool | None = module("core.environment").switch(env, name)
     except ValueError as error:
         raise DataError(str(error), remedy=f"Set {name}=TRUE, or unset it.") from None
     return found

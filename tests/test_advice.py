@@ -11,8 +11,8 @@ from typing import Any
 
 import advice_oracle
 import pytest
+from flash_attn.core.build_info import BuildInfo
 from flash_attn.diagnosis import advice, commands, survey
-from flash_attn.runtime.build_info import BuildInfo
 from py_mini_racer import MiniRacer
 
 from rocm_wheels.matrix import advice_facts, versions

@@ -145,7 +145,7 @@ def test_a_store_with_them(tmp_path: Path) -> None:
     AssemblyKernels().prepare(CACHE)
     (tmp_path / "amd_aiter").symlink_to(CACHE / "amd_aiter")
     path = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=only, backend="ck")["gfx942"]
-    store = sources.module("runtime.store").Store(path)
+    store = sources.module("core.store").Store(path)
     assert list(store.kernels) == [only]
     assert store.kernels[only]["group"] == "asm-fwd-d128"
     assert hashlib.sha256(store.image(only)).hexdigest() == store.kernels[only]["sha256"]

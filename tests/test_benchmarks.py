@@ -95,7 +95,7 @@ def test_the_transformer_benchmark_compares_with_sdpa(
     assert list(content["metrics"]) == ["sdpa", "fa3"]
     assert [len(each) for each in content["metrics"]["fa3"]["step_ms"]] == [2, 3]
     summary = content["summary"]
-    assert summary["fa3"]["backend_symbol"] == "flash_attn.backends.torch"
+    assert summary["fa3"]["backend_symbol"] == "flash_attn.attention.backends.torch"
     assert summary["fa3"]["tokens_per_s"] == pytest.approx(16 * summary["fa3"]["steps_per_s"])
     # The same seed, model and tokens: after six steps the losses differ only by rounding.
     assert summary["fa3"]["loss"] == pytest.approx(summary["sdpa"]["loss"], rel=1e-2)
@@ -259,7 +259,7 @@ def test_launch_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_ways_to_launch_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     torch, overhead = importlib.import_module("torch"), importlib.import_module("launch_overhead")
-    seam, jit, store = (importlib.import_module(f"flash_attn.runtime.{name}") for name in ("device", "jit", "store"))
+    seam, jit, store = (importlib.import_module(f"flash_attn.core.{name}") for name in ("device", "jit", "store"))
     for module, name in ((seam, "kernels"), (store, "open_store")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(seam, "of", lambda _: SimpleNamespace(target="gfx942"))

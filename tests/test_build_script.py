@@ -54,7 +54,7 @@ def test_script_finds_its_repository_through_links_and_despite_cdpath(tmp_path: 
 
 def _copy_planning(to: Path) -> None:
     """Copies the files that a plan needs: the pipeline, and flash_attn's parser of environment variables."""
-    for folder in ("rocm_wheels", "flash_attn_src/flash_attn/runtime"):
+    for folder in ("rocm_wheels", "flash_attn_src/flash_attn/core"):
         shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import recorded
-from flash_attn.backends import split_kv
-from flash_attn.backends.triton import inputs
+from flash_attn.attention.backends import split_kv
+from flash_attn.attention.backends.triton import inputs
+from flash_attn.core import device
 from flash_attn.kernels import flags, operations, planning, splits
-from flash_attn.runtime import device
 from interface import Library
 from random_calls import Drawn, draw, is_padded
 

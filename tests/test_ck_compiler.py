@@ -46,13 +46,13 @@ def stores() -> dict[str, Path]:
 def test_code_objects_match_the_manifest_and_the_planner(
     stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = sources.module("runtime.ck_planner")
+    planner = sources.module("core.ck_planner")
     planner.library.cache_clear()
     monkeypatch.setattr(planner, "PATH", ck_planner.build(tmp_path, cache=CACHE))
     planned = planner.kernels()
     planner.library.cache_clear()
     for target, path in stores.items():
-        store = sources.module("runtime.store").Store(path)
+        store = sources.module("core.store").Store(path)
         assert store.manifest["compiler"]["name"] == "ziglang"
         assert store.manifest["planner"] == hashlib.sha256(planner.PATH.read_bytes()).hexdigest()
         assert set(store.kernels) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
@@ -150,8 +150,8 @@ IN_THE_WHEEL = """
 import json, sys
 import torch
 import flash_attn, flash_attn_2_cuda
-from flash_attn.backends import recording
-from flash_attn.runtime import store
+from flash_attn.attention.backends import recording
+from flash_attn.core import store
 assert flash_attn.__file__.startswith(sys.argv[1])
 held = store.open_store("gfx950").kernels
 q = torch.randn(1, 100, 4, 128, dtype=torch.bfloat16)

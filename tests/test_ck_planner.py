@@ -32,7 +32,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC, ROOT
 
 def _planner() -> Any:
     """The package's binding as a module of its own, because the package itself imports torch."""
-    path = FLASH_ATTN_SRC / "flash_attn" / "runtime" / "ck_planner.py"
+    path = FLASH_ATTN_SRC / "flash_attn" / "core" / "ck_planner.py"
     specification = importlib.util.spec_from_file_location("ck_planner_alone", path)
     assert specification is not None
     assert specification.loader is not None

@@ -38,7 +38,7 @@ def test_a_value_means_one_backend(value: str, backend: str | None, of_pip: Call
     env = {NAME: value}
     assert environment.backend(env) == backend
     assert of_pip(env) == (backend or "triton")
-    assert module("runtime.environment").switch(env, NAME) is {"triton": True, "ck": False, None: None}[backend]
+    assert module("core.environment").switch(env, NAME) is {"triton": True, "ck": False, None: None}[backend]
 
 
 @pytest.mark.parametrize("value", ["maybe", "2", "ck", "TRUE FALSE"])
@@ -50,4 +50,4 @@ def test_invalid_value_raises_in_every_parser(value: str, of_pip: Callable[[dict
     with pytest.raises(SystemExit, match=f"error: {wanted}"):
         of_pip(env)
     with pytest.raises(ValueError, match=wanted):
-        module("runtime.environment").switch(env, NAME)
+        module("core.environment").switch(env, NAME)

@@ -107,10 +107,10 @@ def test_a_failed_report_is_kept_and_verifies_nothing(tmp_path: Path, wheel: Pat
     content["checks"][3] |= {"ok": False, "forward": None, "backward": None, "failure": "signal 11"}
     content["speed"][0] = {"shape": content["speed"][0]["shape"], "failure": "OutOfMemoryError"}
     content |= {"ok": False, "trouble": "it ended"}
-    content["wheel"]["damaged"] = ["flash_attn/api.py"]
+    content["wheel"]["damaged"] = ["flash_attn/core/api.py"]
     run = hardware.check(written(tmp_path, content), wheel, data, TODAY)
     name, shape = content["checks"][3]["check"], content["speed"][0]["shape"]
-    assert run.failed == (name, shape, "it ended", "damaged: flash_attn/api.py")
+    assert run.failed == (name, shape, "it ended", "damaged: flash_attn/core/api.py")
     assert hardware.verified([run]) == {}
     assert f"4 failed: {name}" in run.summary
 
@@ -236,7 +236,7 @@ def test_text_from_outside_is_a_plain_line(tmp_path: Path, wheel: Path, data: Ve
         if value == "" and place[-1] in ("trouble", "driver", "label", "contents"):
             continue
         content = report()
-        content["wheel"]["damaged"] = ["flash_attn/api.py"]
+        content["wheel"]["damaged"] = ["flash_attn/core/api.py"]
         put(*place, value=value)(content)
         with pytest.raises(DataError) as error:
             hardware.check(written(tmp_path, content), wheel, data, TODAY)

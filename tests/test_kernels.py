@@ -45,7 +45,7 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
     assert set(stores) == set(TARGETS)
     for target, path in stores.items():
         assert path.name == f"{target}.zip"
-        store = sources.module("runtime.store").Store(path)
+        store = sources.module("core.store").Store(path)
         assert store.target == store.manifest["target"] == target
         dims = (32, 64)
         assert set(store.kernels) == {f"probabilities-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in dims}
@@ -67,7 +67,7 @@ def test_a_generic_target_shares_the_code_of_its_base_target(tmp_path: Path) -> 
     alone = kernels.compile_store(pair, cache=tmp_path, jobs=2, only=SMALL)
     together = kernels.compile_store(pair, cache=tmp_path, jobs=2, only=SMALL, together=True)
     assert together["gfx1100"] == alone["gfx1100"]
-    reader = sources.module("runtime.store")
+    reader = sources.module("core.store")
     wanted = dict(reader.Store(alone["gfx11-generic"]).images())
     beside = assemble.collect(together, tmp_path / "wheel")
     found = reader.Store(beside / "gfx11-generic.zip")
@@ -349,7 +349,7 @@ class Pool:
 @pytest.mark.long
 def test_attention_of_an_mi300_spills_no_register_to_memory(tmp_path: Path) -> None:
     stores = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=2, only="[fb]w*-bf16-d128*")
-    archive = sources.module("runtime.store").Store(stores["gfx942"])
+    archive = sources.module("core.store").Store(stores["gfx942"])
     assert len(archive.kernels) > 15
     private = {name: entry["resources"]["private"] for name, entry in archive.kernels.items()}
     assert {name: size for name, size in private.items() if size} == {}

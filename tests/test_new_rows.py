@@ -15,7 +15,7 @@ from rocm_wheels.compile import codeobject
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "flash_attn_src/flash_attn/kernels"
-RUNTIME = "flash_attn_src/flash_attn/runtime"  # reads the store that is written
+RUNTIME = "flash_attn_src/flash_attn/core"  # reads the store that is written
 
 # gfx1013 is a GPU of RDNA 1 that this project does not support. `fwd-twin` is the forward under another name.
 TARGET_ROW = 'TARGETS |= _rows(_RDNA2, "gfx1013", hazards=_GFX101, elf_machine=0x42)\n'

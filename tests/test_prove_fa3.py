@@ -44,7 +44,7 @@ def evidence(prove: ModuleType, **changed: Any) -> Any:
         "driver": "HIP 6.2.41133",
         "flash_attn": "2.8.3+rocm62torch2.5triton",
         "symbol": "flash_attn.flash_attn_triton_amd.interface_v2",
-        "backend": "flash_attn.backends.triton",
+        "backend": "flash_attn.attention.backends.triton",
         "problems": (),
         "results": (prove.Result(case="a case", forward_limit=1e-2, backward_limit=2e-2, **errors),),
     }
@@ -66,7 +66,7 @@ def test_an_mi300x_that_computes_right(
         ({"hip": None}, "no ROCm build"),
         ({"target": "gfx90a", "device": "AMD Instinct MI210"}, "MI210 is a gfx90a"),
         ({"symbol": "flash_attn_2_cuda"}, "flash_attn_2_cuda does not end in interface_v2"),
-        ({"backend": "flash_attn.backends.ck"}, "go to flash_attn.backends.ck"),
+        ({"backend": "flash_attn.attention.backends.ck"}, "go to flash_attn.attention.backends.ck"),
         ({"problems": ("this wheel was built for torch 2.5",)}, "built for torch 2.5"),
         ({"forward": 2e-2}, "the forward is wrong for a case"),
         ({"backward": float("nan")}, "the backward is wrong for a case"),

@@ -102,7 +102,7 @@ def run(
 ) -> None:  # fmt: skip
     """Runs the search with a wheel that has the archive's kernel. given: results in place of the archive."""
     device, store, stored = (
-        importlib.import_module(f"flash_attn.runtime.{name}") for name in ("device", "store", "stored")
+        importlib.import_module(f"flash_attn.core.{name}") for name in ("device", "store", "stored")
     )
     installed = SimpleNamespace(kernels={NAME: store.Store(archive).kernels[OWN]})
     tuning = importlib.import_module("flash_attn.kernels.tuning")

@@ -408,7 +408,7 @@ def test_a_run_of_tests_counts_with_its_report(tmp_path: Path, status: int, writ
 def test_no_test_report_is_written_under_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     before = path.with_name(f"{path.name}.verdict.json").read_bytes()
-    platform = package_modules.module("runtime.platform").PLATFORM
+    platform = package_modules.module("core.platform").PLATFORM
     monkeypatch.setattr(type(platform), "emulator", lambda _: "rocjitsu")
     with pytest.raises(VerifyFailed, match="rocjitsu emulates the GPU of this process"):
         verify.verify(path, fake_parts.plan("gfx90a", "gfx942"), tmp_path)

@@ -261,7 +261,7 @@ def translated_as_by_a_first_call(scratch: str, fields: tuple[object, ...]) -> l
     """
     compiler.prepare(scratch)
     setattr(stage, "checked", lambda assembly, target, where: (assembly, None))  # noqa: ARG005, B010
-    repaired = sources.module("runtime.jit_repair").repaired
+    repaired = sources.module("core.jit_repair").repaired
     texts = [compiler.translate("gfx1150", fields)[2]]
     with repaired(), repaired():
         texts.append(compiler.translate("gfx1150", fields)[2])

@@ -33,7 +33,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import assemble, launcher, one_file, windows
 
 SUPPORT = Path(__file__).parent / "support"
-_STORE_LAUNCHES, _STORE_READER = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/runtime/store.py"
+_STORE_LAUNCHES, _STORE_READER = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/core/store.py"
 TORCH, VERSION = "2.9.1", "2.8.3"
 # What torch requires on Windows, by name: pip would take the requirements for this machine's system.
 REQUIRED = ["einops", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing-extensions"]
@@ -281,7 +281,7 @@ import sys, types, winreg
 package = types.ModuleType("flash_attn")  # without its __init__, which needs torch
 package.__path__ = [sys.argv[1]]
 sys.modules["flash_attn"] = package
-from flash_attn.runtime.platform import PLATFORM, windows
+from flash_attn.core.platform import PLATFORM, windows
 
 def put(number, maker, version, name):
     with winreg.CreateKey(winreg.HKEY_LOCAL_MACHINE, windows._ADAPTERS + "\\" + number) as key:
@@ -332,7 +332,7 @@ import multiprocessing, sys, sysconfig
 
 def bound(path):
     import ctypes
-    from flash_attn.runtime.build_info import VERSION
+    from flash_attn.core.build_info import VERSION
     import flash_attn._launcher as launcher
     ctypes.CDLL(path)
     return VERSION, launcher.bind("hip") == path, sys.flags.no_user_site
@@ -377,7 +377,7 @@ def test_the_stand_in_of_torch_has_the_names_of_torch() -> None:
 _CALLS = """
 import ctypes, os, sys
 import torch, flash_attn
-from flash_attn.runtime.platform import PLATFORM
+from flash_attn.core.platform import PLATFORM
 assert PLATFORM.libraries() == []
 ctypes.CDLL(sys.argv[1])
 assert PLATFORM.libraries() == [sys.argv[1]], PLATFORM.libraries()

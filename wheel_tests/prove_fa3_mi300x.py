@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 TARGET = "gfx942"
 SYMBOL = "interface_v2"
-BACKEND = "flash_attn.backends.triton"
+BACKEND = "flash_attn.attention.backends.triton"
 VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 # batch, seqlen_q, seqlen_k, heads, heads_k, head_dim, causal; odd lengths on purpose
 SHAPES = (
@@ -102,7 +102,8 @@ def survey(any_gpu: bool) -> Evidence | None:
     print(f"driver          {chosen.driver}", flush=True)
 
     import flash_attn
-    from flash_attn import backends, flash_attn_interface
+    from flash_attn import flash_attn_interface
+    from flash_attn.attention import backends
 
     info = flash_attn.backend_info()
     version = f"{info['version']}+{info['label']}" if info["label"] else info["version"]

@@ -8,7 +8,7 @@ from typing import Any
 import flash_attn
 import pytest
 import torch
-from flash_attn.runtime.store import Store
+from flash_attn.core.store import Store
 
 CK_TARGETS = ("gfx90a", "gfx942", "gfx950")
 pytestmark = pytest.mark.filterwarnings("ignore:the CK backend cannot do:RuntimeWarning")
@@ -41,8 +41,8 @@ def kernels(stores: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_every_planned_kernel_is_there_with_its_argument(stores: dict[str, dict[str, Any]]) -> None:
+    from flash_attn.core import ck_planner
     from flash_attn.kernels import targets
-    from flash_attn.runtime import ck_planner
 
     every = {name: f"B{size}" for name, size in ck_planner.kernels().items()}
     assert every
@@ -60,7 +60,7 @@ def test_every_planned_kernel_is_there_with_its_argument(stores: dict[str, dict[
 def test_forward_and_backward(
     kernels: dict[str, Any], dtype: torch.dtype, head_dim: int, causal: bool, dropout_p: float
 ) -> None:
-    from flash_attn.backends import recording
+    from flash_attn.attention.backends import recording
 
     if not any(name.startswith(f"fwd-{'fp16' if dtype is torch.float16 else 'bf16'}-") for name in kernels):
         pytest.skip(f"all targets of this wheel have Triton kernels for {dtype}")
@@ -75,7 +75,7 @@ def test_forward_and_backward(
 
 
 def test_decoding(kernels: dict[str, Any]) -> None:
-    from flash_attn.backends import recording
+    from flash_attn.attention.backends import recording
 
     q = torch.randn(2, 1, 8, 128, dtype=torch.bfloat16)
     cache = torch.randn(2, 300, 2, 128, dtype=torch.bfloat16)

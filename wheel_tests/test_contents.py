@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 import pytest
 from elftools.elf.elffile import ELFFile
-from flash_attn.runtime.store import Store
+from flash_attn.core.store import Store
 from packaging.tags import parse_tag, sys_tags
 
 EM_CUDA, EM_AMDGPU = 190, 224

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from helpers import Device
 
-BACKEND = "flash_attn.backends.triton"
+BACKEND = "flash_attn.attention.backends.triton"
 VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 
 
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ[VARIABLE] = "TRUE"
     try:
         import torch
-        from flash_attn import backends, flash_attn_func
+        from flash_attn import flash_attn_func
+        from flash_attn.attention import backends
         from helpers import TOLERANCE, devices, error, inputs, reference
     except ModuleNotFoundError as missing:
         print(f"FA3 did not run: {missing.name} is not installed in {sys.executable}; pip install torch and the wheel")

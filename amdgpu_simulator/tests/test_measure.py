@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import tools
-from flash_attn.runtime.store import Store
+from flash_attn.core.store import Store
 
 from amdgpu_simulator import __main__ as command
 from amdgpu_simulator import debian, decoding, gpu, measure, overview

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from flash_attn.backends.asm import planning
-from flash_attn.backends.asm.planning import Call, Launch, Operand
+from flash_attn.attention.backends.asm import planning
+from flash_attn.attention.backends.asm.planning import Call, Launch, Operand
 from flash_attn.kernels.assembly import CAUSAL, KERNELS, PLAIN, Kernel
 
 from amdgpu_simulator import assembly_kernels, gpu

@@ -12,11 +12,11 @@ from unittest import mock
 
 import torch
 from flash_attn import flash_attn_func
-from flash_attn.backends import recording
-from flash_attn.runtime import ck_planner
-from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.device import Tensors
-from flash_attn.runtime.store import Store
+from flash_attn.attention.backends import recording
+from flash_attn.core import ck_planner
+from flash_attn.core.ck_planner import Launch
+from flash_attn.core.device import Tensors
+from flash_attn.core.store import Store
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record

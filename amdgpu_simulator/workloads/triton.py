@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
-from flash_attn.backends.triton.inputs import FP8_TYPES
+from flash_attn.attention.backends.triton.inputs import FP8_TYPES
+from flash_attn.core.store import Store
 from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels import tuning
@@ -17,7 +18,6 @@ from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.value_dims import LATENT_DIM
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime.store import Store
 from flash_attn.sparse import BlockMask, flash_attn_block_sparse_func
 
 from amdgpu_simulator import gpu

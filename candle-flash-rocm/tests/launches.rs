@@ -16,7 +16,7 @@ use serde::Deserialize;
 /// As in record_launches.py.
 const APART: u64 = 1 << 32;
 const OTHERS: u64 = 100;
-/// `_HOST` of flash_attn/backends/split_kv.py.
+/// `_HOST` of flash_attn/attention/backends/split_kv.py.
 const HOST_COST_OF_PYTHON: f64 = 20.0;
 const NAMES: [&str; 14] = [
     "q",

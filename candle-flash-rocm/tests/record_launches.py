@@ -21,15 +21,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from flash_attn.backends import triton as triton_backend
-from flash_attn.backends.asm.arguments import LAYOUTS
-from flash_attn.backends.ck import ComposableKernel
-from flash_attn.backends.sources import Sources
-from flash_attn.calls import AttentionCall, GradientCall, attention_call
+from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.attention.backends.asm.arguments import LAYOUTS
+from flash_attn.attention.backends.ck import ComposableKernel
+from flash_attn.attention.backends.sources import Sources
+from flash_attn.call.calls import AttentionCall, GradientCall, attention_call
+from flash_attn.core import ck_planner, device
+from flash_attn.core.arguments import Arguments
 from flash_attn.kernels import assembly, launches, planning, providers, signatures
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import ck_planner, device
-from flash_attn.runtime.arguments import Arguments
 
 OUTPUT = Path(__file__).resolve().parent / "data" / "launches.json"
 

@@ -27,11 +27,11 @@ from unittest import mock
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / part) for part in ("", "flash_attn_src")]
 
 import torch  # noqa: E402 - after the path
-from flash_attn.backends import triton as triton_backend  # noqa: E402
-from flash_attn.backends.ck import ComposableKernel  # noqa: E402
+from flash_attn.attention.backends import triton as triton_backend  # noqa: E402
+from flash_attn.attention.backends.ck import ComposableKernel  # noqa: E402
+from flash_attn.core import ck_planner, device  # noqa: E402
 from flash_attn.kernels import targets  # noqa: E402
 from flash_attn.kernels.variants import Variant  # noqa: E402
-from flash_attn.runtime import ck_planner, device  # noqa: E402
 from record_launches import Gpu, compute  # noqa: E402
 
 from amdgpu_simulator import gpu, through_hip  # noqa: E402

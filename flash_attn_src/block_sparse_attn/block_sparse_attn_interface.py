@@ -12,8 +12,8 @@ from operator import index
 from typing import NamedTuple
 
 import torch
-from flash_attn.arguments.diagnosis import check_strided, diagnose_switches
-from flash_attn.block_mask import BlockMask
+from flash_attn.call.arguments.diagnosis import check_strided, diagnose_switches
+from flash_attn.call.block_mask import BlockMask
 from flash_attn.ranges import flash_attn_ranges_func
 
 _BLOCK = 128

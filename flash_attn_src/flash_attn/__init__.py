@@ -6,8 +6,8 @@ import importlib
 import sys
 from types import ModuleType
 
-from flash_attn.runtime.build_info import load as _load
-from flash_attn.runtime.platform import PLATFORM as _PLATFORM
+from flash_attn.core.build_info import load as _load
+from flash_attn.core.platform import PLATFORM as _PLATFORM
 
 _build = _load()
 __version__ = _build.version
@@ -35,7 +35,7 @@ if _program != "flash_attn.doctor":  # which has to run where torch is missing o
                 f"flash_attn {__version__} needs torch 2.5 or newer, torch {_torch} is installed. "
                 f"`{_PLATFORM.python} -m flash_attn.doctor` prints the line that replaces it"
             )
-        from flash_attn.custom_ops import flops as _flops
+        from flash_attn.attention.operators import flops as _flops
         from flash_attn.diagnosis.info import backend_info
         from flash_attn.flash_attn_interface import (
             flash_attn_func,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.api import BEFORE_2_7
-from flash_attn.arguments import as_int
+from flash_attn.call.arguments import as_int
+from flash_attn.call.tracing import is_traced
+from flash_attn.core.api import BEFORE_2_7
 from flash_attn.ops.checks import check_int, check_tensor
-from flash_attn.tracing import is_traced
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _MASKS = (torch.bool, *_INTS, torch.float16, torch.bfloat16, torch.float32, torch.float64)

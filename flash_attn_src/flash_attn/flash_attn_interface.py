@@ -12,7 +12,7 @@ alibi_slopes     fp32 (heads,) or (batch, heads): -slope * |i + seqlen_k - seqle
 deterministic    the backward gives the same bits every time
 return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry no gradient. softmax_lse is
                  fp32 (of fp64 fp64), +inf in rows that see no key and have no sink. S_dmask, in q's dtype and
-                 for tests only, holds the probabilities in upstream's scale (flash_attn.dmask), negative where
+                 for tests only, holds the probabilities in upstream's scale (`attention.dmask`), negative where
                  dropped; it has shape (0,) without dropout
 s_aux            learnable sinks, fp16, bf16 or fp32 (heads,). A sink is a score of each head that joins the sum of the
                  softmax and has no value, so the weights of a row's keys add up to less than 1. softmax_lse includes
@@ -39,10 +39,7 @@ from types import ModuleType
 import torch
 from torch.compiler import is_compiling
 
-from flash_attn.api import BEFORE_2_7
-from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen, check_whole
-from flash_attn.autocast import cast
-from flash_attn.autograd import (
+from flash_attn.attention.autograd import (
     FlashAttnFunc,
     FlashAttnKVPackedFunc,
     FlashAttnQKVPackedFunc,
@@ -53,28 +50,31 @@ from flash_attn.autograd import (
     attend,
     differentiable,
 )
-from flash_attn.calls import AttentionCall, CacheCall, Options, Window, maybe_contiguous
-from flash_attn.custom_ops import (
+from flash_attn.attention.dmask import _get_block_size_n
+from flash_attn.attention.fp8_cache import has_wide_queries, set_descales
+from flash_attn.attention.operators import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
     _wrapped_flash_attn_varlen_backward,
     _wrapped_flash_attn_varlen_forward,
 )
-from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.custom_ops.kvcache import check_pages
-from flash_attn.dmask import _get_block_size_n
-from flash_attn.fp8_cache import has_wide_queries, set_descales
-from flash_attn.options import learned
+from flash_attn.attention.operators.kvcache import attend as attend_to_cache
+from flash_attn.attention.operators.kvcache import check_pages
+from flash_attn.call.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen, check_whole
+from flash_attn.call.autocast import cast
+from flash_attn.call.calls import AttentionCall, CacheCall, Options, Window, maybe_contiguous
+from flash_attn.call.options import learned
+from flash_attn.core.api import BEFORE_2_7
 
 if BEFORE_2_7:
-    from flash_attn.api_2_6 import (
+    from flash_attn.attention.api_2_6 import (
         _flash_attn_backward,
         _flash_attn_forward,
         _flash_attn_varlen_backward,
         _flash_attn_varlen_forward,
     )
 else:
-    from flash_attn.custom_ops import (
+    from flash_attn.attention.operators import (
         _flash_attn_backward,
         _flash_attn_forward,
         _flash_attn_varlen_backward,
@@ -117,9 +117,9 @@ def __getattr__(name: str) -> ModuleType | bool:
     for Triton. Loaded when asked for, as it imports this module. USE_TRITON_ROCM: whether it is Triton."""
     if name not in (_EXTENSION, "USE_TRITON_ROCM"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flash_attn import backends
+    from flash_attn.attention import backends
 
-    by_triton = backends.gpu_backend().name != "flash_attn.backends.ck"
+    by_triton = backends.gpu_backend().name != "flash_attn.attention.backends.ck"
     if name != _EXTENSION:
         return by_triton
     return importlib.import_module(

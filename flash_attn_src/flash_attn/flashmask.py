@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flash_attn.block_mask import BlockMask
+from flash_attn.call.block_mask import BlockMask
 from flash_attn.ranges import flash_attn_ranges_func
 
 _BLOCK = (128, 128)

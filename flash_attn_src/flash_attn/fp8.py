@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
-from flash_attn.arguments.diagnosis import refuse_gradients
-from flash_attn.autograd import Result
-from flash_attn.backends.torch.fp8 import is_fp8
-from flash_attn.calls import (
+from flash_attn.attention.autograd import Result
+from flash_attn.attention.backends.torch.fp8 import is_fp8
+from flash_attn.attention.operators import dispatch
+from flash_attn.attention.operators import fp8 as fp8_op
+from flash_attn.call.arguments import as_int, check_dense, check_packed, check_varlen
+from flash_attn.call.arguments.diagnosis import refuse_gradients
+from flash_attn.call.calls import (
     AttentionCall,
     Descales,
     GradientCall,
@@ -32,10 +34,8 @@ from flash_attn.calls import (
     maybe_contiguous,
     restore,
 )
-from flash_attn.custom_ops import dispatch
-from flash_attn.custom_ops import fp8 as fp8_op
-from flash_attn.first_derivative import Gradients, first_only
-from flash_attn.tracing import refuse_transforms
+from flash_attn.call.first_derivative import Gradients, first_only
+from flash_attn.call.tracing import refuse_transforms
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16

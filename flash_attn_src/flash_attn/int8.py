@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from flash_attn.arguments import check_dense, check_varlen
-from flash_attn.arguments.diagnosis import as_int, check_strided, diagnose_switches
-from flash_attn.calls import AttentionCall, Options
-from flash_attn.custom_ops import int8 as ops
-from flash_attn.tracing import refuse_transforms
+from flash_attn.attention.operators import int8 as ops
+from flash_attn.call.arguments import check_dense, check_varlen
+from flash_attn.call.arguments.diagnosis import as_int, check_strided, diagnose_switches
+from flash_attn.call.calls import AttentionCall, Options
+from flash_attn.call.tracing import refuse_transforms
 
 MAX_HEAD_DIM = 128
 _DTYPES = (torch.float16, torch.bfloat16)

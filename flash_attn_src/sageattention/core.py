@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from flash_attn import flash_attn_func
-from flash_attn.arguments.diagnosis import check_strided, diagnose_switches
+from flash_attn.call.arguments.diagnosis import check_strided, diagnose_switches
+from flash_attn.call.tracing import refuse_transforms
 from flash_attn.int8 import attend, flash_attn_varlen_int8_func, refuse_derivatives
 from flash_attn.sdpa.attention import as_bias
-from flash_attn.tracing import refuse_transforms
 
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 

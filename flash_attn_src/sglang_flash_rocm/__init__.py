@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flash_attn.plug_in import join
+from flash_attn.interfaces.plug_in import join
 
 __all__ = ["NAME", "RAN_WITH", "register"]
 

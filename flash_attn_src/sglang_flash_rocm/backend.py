@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from flash_attn.arguments import check_kvcache
-from flash_attn.calls import CacheCall, Options
-from flash_attn.custom_ops.kvcache import attend
-from flash_attn.fp8_cache import has_wide_queries, set_descales
+from flash_attn.attention.fp8_cache import has_wide_queries, set_descales
+from flash_attn.attention.operators.kvcache import attend
+from flash_attn.call.arguments import check_kvcache
+from flash_attn.call.calls import CacheCall, Options
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from flash_attn.arguments import check_dense
-from flash_attn.arguments.diagnosis import check_strided, diagnose_switches
-from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, Options
-from flash_attn.runtime.driver import Driver
+from flash_attn.call.arguments import check_dense
+from flash_attn.call.arguments.diagnosis import check_strided, diagnose_switches
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.calls import AttentionCall, Options
+from flash_attn.core.driver import Driver
 from flash_attn.sparse import flash_attn_block_sparse_func
 from flash_attn.sparse.similarity import BLOCK_SIZE, blocks_reached, choose_blocks, per_head
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from flash_attn.runtime.ck_planner import Launch
+from flash_attn.core.ck_planner import Launch
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import recording
-from flash_attn.backends import torch as torch_backend
-from flash_attn.runtime import ck_planner
-from flash_attn.runtime.device import Tensors
+from flash_attn.attention import backends
+from flash_attn.attention.backends import recording
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.core import ck_planner
+from flash_attn.core.device import Tensors
 
 BF16 = torch.bfloat16
 

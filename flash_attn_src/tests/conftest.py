@@ -18,7 +18,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402 - after the path
 
 if TYPE_CHECKING:
-    from flash_attn.runtime.ck_planner import Launch
+    from flash_attn.core.ck_planner import Launch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,7 +72,7 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def fresh_kernels() -> Iterator[None]:
     """Empties the cache of kernels before and after a test that changes how kernels are made."""
-    from flash_attn.runtime import device
+    from flash_attn.core import device
 
     device.clear_kernels()
     yield
@@ -149,7 +149,7 @@ def _deep_tiles(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  
 @pytest.fixture(scope="module")
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The planner of Composable Kernel, built from these sources."""
-    from flash_attn.runtime import ck_planner
+    from flash_attn.core import ck_planner
 
     from rocm_wheels.compile.ck import planner as build
     from rocm_wheels.paths import ROOT

@@ -6,7 +6,8 @@ from typing import Any
 
 import flash_attn_2_cuda as extension
 import torch
-from flash_attn import api_2_6, custom_ops
+from flash_attn.attention import api_2_6
+from flash_attn.attention import operators as custom_ops
 from fuzz_tensors import DEVICE, floats, ints
 
 LENGTHS = {"max_seqlen_q": 3, "max_seqlen_k": 5}

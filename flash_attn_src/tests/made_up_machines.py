@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flash_attn.core import environment
+from flash_attn.core.build_info import BuildInfo, load
 from flash_attn.diagnosis.survey import Access, Facts, known
-from flash_attn.runtime import environment
-from flash_attn.runtime.build_info import BuildInfo, load
 
 KNOWN = known(load())  # what versions.toml says
 BUILD = BuildInfo(
@@ -27,7 +27,7 @@ KFD = Access(path="/dev/kfd", owner="root", group="render", mode="660", allowed=
 HIP = "{}/libamdhip64.so.6"
 CALL = {
     "device": "cuda",
-    "backend": "flash_attn.backends.triton",
+    "backend": "flash_attn.attention.backends.triton",
     "forward_ms": 1.0,
     "backward_ms": 2.0,
     "forward_error": 3e-3,
@@ -252,7 +252,11 @@ CASES: list[tuple[str, Facts, str]] = [
         replace(HEALTHY, variables={"FLASH_ATTENTION_TRITON_AMD_ENBALE": "1"}),
         "FLASH_ATTENTION_TRITON_AMD_ENBALE=1 has no effect",
     ),
-    ("call-failed", probed(call={**CALL, "backward_error": float("nan")}), "the backward by flash_attn.backends"),
+    (
+        "call-failed",
+        probed(call={**CALL, "backward_error": float("nan")}),
+        "the backward by flash_attn.attention",
+    ),
     ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),
     (
         "device-package-missing",
@@ -374,7 +378,7 @@ CASES: list[tuple[str, Facts, str]] = [
     (
         "nothing-launched",
         probed(call={**CALL, "forward_error": float("nan"), "unwritten": ["out", "dq"]}),
-        "flash_attn.backends.triton left out, dq unwritten, and the driver reported no error",
+        "flash_attn.attention.backends.triton left out, dq unwritten, and the driver reported no error",
     ),
     (
         "torch-attention",

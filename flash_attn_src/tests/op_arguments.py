@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
-from flash_attn.calls import AttentionCall, CacheCall
-from flash_attn.options import Options
+from flash_attn.call.calls import AttentionCall, CacheCall
+from flash_attn.call.options import Options
 
 
 def op_arguments(op: Any, **given: Any) -> list[Any]:

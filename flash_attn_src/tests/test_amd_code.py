@@ -16,13 +16,13 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import recording
+from flash_attn.attention.backends import recording
+from flash_attn.core import ck_planner
+from flash_attn.core.device import Tensors
 from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels.tuning.config import ASYNC_COPY, Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import ck_planner
-from flash_attn.runtime.device import Tensors
 from reference import attention
 
 from amdgpu_simulator import gpu

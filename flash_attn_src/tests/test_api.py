@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tomllib
-from flash_attn import api
+from flash_attn.core import api
 
 _TESTS = Path(__file__).resolve().parent
 _CONTRACT = tomllib.loads((_TESTS / "contract.toml").read_text())

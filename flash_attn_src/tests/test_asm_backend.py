@@ -14,17 +14,18 @@ import reference
 import tools
 import torch
 from assert_close import assert_close
-from flash_attn import backend_info, backends, flash_attn_func, flash_attn_varlen_func
-from flash_attn.backends import choice, sources
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends.ck import ComposableKernel
-from flash_attn.backends.sources import Sources
-from flash_attn.calls import AttentionCall, attention_call
+from flash_attn import backend_info, flash_attn_func, flash_attn_varlen_func
+from flash_attn.attention import backends
+from flash_attn.attention.backends import choice, sources
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends.ck import ComposableKernel
+from flash_attn.attention.backends.sources import Sources
+from flash_attn.call.calls import AttentionCall, attention_call
+from flash_attn.core import build_info, device
+from flash_attn.core.build_info import BuildInfo
+from flash_attn.core.ck_planner import Launch
+from flash_attn.core.recording import Recording
 from flash_attn.kernels import assembly, providers
-from flash_attn.runtime import build_info, device
-from flash_attn.runtime.build_info import BuildInfo
-from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.recording import Recording
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.debian import UnavailableError

@@ -13,11 +13,11 @@ import reference
 import tools
 import torch
 from assert_close import assert_close
-from flash_attn.backends.asm import planning
-from flash_attn.backends.asm.planning import Call, Operand
+from flash_attn.attention.backends.asm import planning
+from flash_attn.attention.backends.asm.planning import Call, Operand
+from flash_attn.core.ck_planner import Launch
 from flash_attn.kernels import assembly
 from flash_attn.kernels.assembly import Kernel
-from flash_attn.runtime.ck_planner import Launch
 
 from amdgpu_simulator import assembly_kernels
 from amdgpu_simulator.debian import UnavailableError

@@ -7,11 +7,11 @@ import struct
 from typing import Any
 
 import pytest
-from flash_attn.backends.asm import planning
-from flash_attn.backends.asm.arguments import LAYOUTS
-from flash_attn.backends.asm.planning import Call, Operand
+from flash_attn.attention.backends.asm import planning
+from flash_attn.attention.backends.asm.arguments import LAYOUTS
+from flash_attn.attention.backends.asm.planning import Call, Operand
+from flash_attn.core.ck_planner import Launch
 from flash_attn.kernels import assembly
-from flash_attn.runtime.ck_planner import Launch
 
 CALL = Call(
     target="gfx942", units=304, dtype="bf16", batch=3, heads=16, heads_k=4, head_dim=128, seqlen_q=1000, seqlen_k=900,

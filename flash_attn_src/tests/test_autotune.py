@@ -11,15 +11,15 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.backends import triton
-from flash_attn.backends.triton import autotune
-from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import AttentionCall, GradientCall, attention_call, replace
+from flash_attn.attention.backends import triton
+from flash_attn.attention.backends.triton import autotune
+from flash_attn.attention.backends.triton import kernels as triton_kernels
+from flash_attn.call.calls import AttentionCall, GradientCall, attention_call, replace
+from flash_attn.core import device, jit
+from flash_attn.core.platform import windows
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant, table
-from flash_attn.runtime import device, jit
-from flash_attn.runtime.platform import windows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(DEVICE == "cuda" and jit.triton_problem() is not None, reason="the search needs Triton")

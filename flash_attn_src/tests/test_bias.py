@@ -10,9 +10,9 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 from op_arguments import op_arguments
 from small_calls import in_one_graph
 

@@ -10,9 +10,9 @@ import reference
 import torch
 from assert_close import assert_close
 from block_sparse_attn.bert_padding import pad_input, unpad_input
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 
 torch.set_num_threads(2)
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import flash_attn
 import pytest
 import torch
+from flash_attn.core import build_info
 from flash_attn.diagnosis import info
-from flash_attn.runtime import build_info
 
 torch.set_num_threads(2)
 

@@ -16,10 +16,11 @@ import pytest
 import torch
 from assert_close import assert_close
 from ck_recorded import BF16, both, compare, operations, tensors
-from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import recording
-from flash_attn.backends import torch as torch_backend
-from flash_attn.runtime import ck_planner
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.attention import backends
+from flash_attn.attention.backends import recording
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.core import ck_planner
 
 torch.set_num_threads(2)
 pytestmark = pytest.mark.usefixtures("planner")

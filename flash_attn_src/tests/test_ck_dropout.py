@@ -10,11 +10,11 @@ import torch
 from assert_close import assert_close
 from ck_recorded import operations, tensors
 from flash_attn import flash_attn_func
-from flash_attn.backends import recording
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends.ck import dropout as ck_dropout
-from flash_attn.calls import attention_call, replace
-from flash_attn.runtime import ck_planner
+from flash_attn.attention.backends import recording
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends.ck import dropout as ck_dropout
+from flash_attn.call.calls import attention_call, replace
+from flash_attn.core import ck_planner
 
 torch.set_num_threads(2)
 pytestmark = pytest.mark.usefixtures("planner")

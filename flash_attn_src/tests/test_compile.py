@@ -9,9 +9,9 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import triton
-from flash_attn.custom_ops import dispatch
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton
+from flash_attn.attention.operators import dispatch
 from op_arguments import op_arguments
 from small_calls import in_one_graph, offsets, qkv
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from flash_attn.backends import sources
+from flash_attn.attention.backends import sources
+from flash_attn.core import environment
+from flash_attn.core.build_info import BuildInfo
+from flash_attn.core.platform.base import LaunchLimit
 from flash_attn.diagnosis import commands, doctor, findings, survey
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
-from flash_attn.runtime import environment
-from flash_attn.runtime.build_info import BuildInfo
-from flash_attn.runtime.platform.base import LaunchLimit
 from made_up_machines import (
     BUILD,
     CALL,

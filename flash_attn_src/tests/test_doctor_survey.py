@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from flash_attn.core import store
+from flash_attn.core.build_info import BuildInfo
+from flash_attn.core.platform import PLATFORM, linux
 from flash_attn.diagnosis import findings, survey
-from flash_attn.runtime import store
-from flash_attn.runtime.build_info import BuildInfo
-from flash_attn.runtime.platform import PLATFORM, linux
 from made_up_machines import BUILD, HEALTHY, PROBE
 
 _SOURCE = Path(__file__).resolve().parent.parent
@@ -171,9 +171,9 @@ def flash_attn_func(q, k, v, causal):
     return Attention.apply(q, k, v)
 def backend_info():
     return {}
-attention = torch.nn.functional.scaled_dot_product_attention
+original = torch.nn.functional.scaled_dot_product_attention
 def broken(q, k, v):
-    done = attention(q, k, v)
+    done = original(q, k, v)
     if calls:  # as PyTorch's C++ warns
         warnings.warn("is still experimental. Enable it with TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1.")
     return done if calls.append(0) or len(calls) == 1 else torch.zeros_like(done)
@@ -187,14 +187,15 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
     package = tmp_path / "flash_attn"
     package.mkdir()
     (package / "__init__.py").write_text(_STAND_IN)
-    (package / "runtime").mkdir()
-    (package / "runtime/platform.py").write_text(
+    (package / "core").mkdir()
+    (package / "core/platform.py").write_text(
         "from types import SimpleNamespace\nPLATFORM = SimpleNamespace(libraries=list)\n"
     )
-    (package / "runtime/build_info.py").write_text("load = None\n")
+    (package / "core/build_info.py").write_text("load = None\n")
     (package / "diagnosis/selftest").mkdir(parents=True)
     (package / "diagnosis/selftest/machine.py").touch()
-    (package / "backends.py").write_text(
+    (package / "attention").mkdir()
+    (package / "attention/backends.py").write_text(
         "from types import SimpleNamespace\nselect = lambda q: SimpleNamespace(name='x')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

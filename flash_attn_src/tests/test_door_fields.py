@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import test_doors
 import torch
-from flash_attn.calls import AttentionCall, CacheCall, replace
+from flash_attn.call.calls import AttentionCall, CacheCall, replace
 from flash_attn.kernels.modifiers import DOORS
 from test_doors import HEADS, PROOFS, SEQLEN_Q
 

@@ -16,22 +16,23 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn import options, second_derivative
-from flash_attn.backends import asm, recording, triton
-from flash_attn.backends import torch as on_cpu
-from flash_attn.backends.asm import attention as asm_attention
-from flash_attn.backends.asm import gradients as asm_gradients
-from flash_attn.backends.split_kv import cache_call_of
-from flash_attn.backends.triton import cache as triton_cache
-from flash_attn.backends.triton.decode import attend_split
-from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, CacheCall, GradientCall, Options, replace
-from flash_attn.custom_ops import dispatch
-from flash_attn.custom_ops.backward import backward_by_op
+from flash_attn.attention import second_derivative
+from flash_attn.attention.backends import asm, recording, triton
+from flash_attn.attention.backends import torch as on_cpu
+from flash_attn.attention.backends.asm import attention as asm_attention
+from flash_attn.attention.backends.asm import gradients as asm_gradients
+from flash_attn.attention.backends.split_kv import cache_call_of
+from flash_attn.attention.backends.triton import cache as triton_cache
+from flash_attn.attention.backends.triton.decode import attend_split
+from flash_attn.attention.operators import dispatch
+from flash_attn.attention.operators.backward import backward_by_op
+from flash_attn.call import options
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.calls import AttentionCall, CacheCall, GradientCall, Options, replace
+from flash_attn.call.mask import Mask
+from flash_attn.core import ck_planner, device
+from flash_attn.core.jit import Interpreter
 from flash_attn.kernels.modifiers import DOORS
-from flash_attn.mask import Mask
-from flash_attn.runtime import ck_planner, device
-from flash_attn.runtime.jit import Interpreter
 
 BATCH, HEADS, SEQLEN_Q, SEQLEN_K, HEAD_DIM = 1, 2, 12, 20, 16
 _SIZES = {"batch": BATCH, "heads": HEADS}

@@ -17,9 +17,9 @@ import pytest
 import torch
 from assert_close import assert_close
 from ck_recorded import BF16, running
-from flash_attn import backends
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends import triton
 from triton_calls import DEVICE
 
 _api: Any = flash_attn  # its results depend on arguments, which types cannot say

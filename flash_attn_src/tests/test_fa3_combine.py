@@ -9,7 +9,7 @@ import pytest
 import torch
 from assert_close import assert_close
 from fa3_tensors import draw, qkv
-from flash_attn import backends
+from flash_attn.attention import backends
 from small_calls import Late, in_one_graph
 
 

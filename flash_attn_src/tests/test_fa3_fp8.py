@@ -8,9 +8,9 @@ import flash_attn_interface as fa3
 import pytest
 import torch
 from fa3_tensors import DEVICE, draw, index, qkv
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 from flash_attn.layers import rotary_functions
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends, cute
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton as triton_backend
+from flash_attn import cute
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends import triton as triton_backend
 from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 

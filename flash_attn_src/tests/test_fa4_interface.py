@@ -9,9 +9,10 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends, cute
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn import cute
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 from small_calls import in_one_graph
 from torch._subclasses.fake_tensor import FakeTensorMode
 

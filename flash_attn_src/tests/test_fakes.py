@@ -9,9 +9,10 @@ from typing import Any
 import flash_attn.fp8  # noqa: F401 - registers its ops
 import pytest
 import torch
-from flash_attn import backends, flash_attn_func
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn import flash_attn_func
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 from flash_attn.ops.triton import rotary  # noqa: F401 - registers its op
 from op_arguments import op_arguments
 from small_calls import in_one_graph

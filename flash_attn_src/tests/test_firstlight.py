@@ -12,14 +12,14 @@ from typing import Any
 import flash_attn
 import pytest
 import torch
-from flash_attn.backends import choice
+from flash_attn.attention.backends import choice
+from flash_attn.core import build_info
 from flash_attn.diagnosis.firstlight import command, probes, shapes, text, worker
 from flash_attn.diagnosis.firstlight import providers as measured
 from flash_attn.diagnosis.selftest import cases, machine, wheel
 from flash_attn.diagnosis.selftest import command as selftest
 from flash_attn.kernels import probe, providers
 from flash_attn.kernels.tuning import fixed
-from flash_attn.runtime import build_info
 
 NS = {"vector": 2.0, "trans": 9.5, "shared": 31.0, "cached": 50.0, "level 2": 150.0, "memory": 300.0, "barrier": 8.0}
 
@@ -202,7 +202,7 @@ def test_a_machine_without_a_gpu_is_sent_to_the_doctor(capsys: pytest.CaptureFix
 
 def test_providers_are_ranked_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider without a kernel for a call is left out of its row."""
-    from flash_attn.backends import torch as served
+    from flash_attn.attention.backends import torch as served
 
     class Asm:
         forward = staticmethod(served.forward)

@@ -8,14 +8,14 @@ import flash_attn
 import pytest
 import reference
 import torch
-from flash_attn import backends
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton as triton_backend
-from flash_attn.backends.torch import fp8 as oracle
-from flash_attn.backends.triton import fp8 as backend
-from flash_attn.calls import attention_call, cache_call, replace
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.attention.backends.torch import fp8 as oracle
+from flash_attn.attention.backends.triton import fp8 as backend
+from flash_attn.call.calls import attention_call, cache_call, replace
+from flash_attn.core import device, jit
 from flash_attn.kernels import targets, tuning, variants
-from flash_attn.runtime import device, jit
 from op_arguments import op_arguments
 from small_calls import in_one_graph
 

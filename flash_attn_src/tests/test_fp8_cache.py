@@ -11,9 +11,9 @@ import pytest
 import torch
 from assert_close import assert_close
 from fa3_tensors import DEVICE, draw, index
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 
 FP8 = torch.float8_e4m3fn
 TYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])

@@ -17,7 +17,8 @@ import fuzz_layer_calls
 import fuzz_private_calls
 import pytest
 import torch
-from flash_attn import custom_ops, flash_attn_varlen_fp8_func
+from flash_attn import flash_attn_varlen_fp8_func
+from flash_attn.attention import operators as custom_ops
 from fuzz_calls import CALLS, NAMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

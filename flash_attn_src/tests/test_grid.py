@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn.backends.triton import gradients, grid
-from flash_attn.calls import GradientCall, attention_call
+from flash_attn.attention.backends.triton import gradients, grid
+from flash_attn.call.calls import GradientCall, attention_call
 
 
 @pytest.mark.parametrize(

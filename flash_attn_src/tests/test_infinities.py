@@ -8,8 +8,8 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import triton as backend
-from flash_attn.calls import attention_call
+from flash_attn.attention.backends import triton as backend
+from flash_attn.call.calls import attention_call
 from triton_calls import DEVICE, GPU, Options, run
 
 

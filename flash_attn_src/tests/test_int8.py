@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flash_attn import backends
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton as triton_backend
-from flash_attn.backends.torch.int8 import round_trip
-from flash_attn.calls import attention_call
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.attention.backends.torch.int8 import round_trip
+from flash_attn.call.calls import attention_call
+from flash_attn.core import device
 from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels import targets, tuning, variants
 from flash_attn.kernels.int8_rows import KEY_ROWS, QUERY_ROWS
 from flash_attn.kernels.operation import INT8_FAMILIES
-from flash_attn.runtime import device
 from sageattention import sageattn
 
 GPU = torch.cuda.is_available()
@@ -34,7 +34,7 @@ def _kernels(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  # n
         return tuning.Config(64, 32, 4, 1) if variant.op == "int8-fwd" else real(target, variant)
 
     monkeypatch.setattr(tuning, "config", config)
-    monkeypatch.setattr("flash_attn.backends.triton.int8._check_target", lambda _target: None)
+    monkeypatch.setattr("flash_attn.attention.backends.triton.int8._check_target", lambda _target: None)
 
 
 def _draw(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:

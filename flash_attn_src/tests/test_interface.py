@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn import custom_ops as ops
+from flash_attn.attention import operators as ops
 from flash_attn.layers.rotary import apply_rotary_emb
 from small_calls import in_one_graph, offsets, qkv
 from torch.autograd import forward_ad

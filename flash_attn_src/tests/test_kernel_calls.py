@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from flash_attn.core import device, jit
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, jit
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
-from flash_attn.backends import torch as oracle
-from flash_attn.calls import cache_call
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.call.calls import cache_call
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 

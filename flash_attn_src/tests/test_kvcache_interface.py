@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn import backends
+from flash_attn.attention import backends
 from small_calls import in_one_graph, offsets, qkv
 
 torch.set_num_threads(2)

@@ -10,13 +10,13 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import cache as triton_cache
-from flash_attn.backends.triton import decode as triton_decode
-from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import cache_call, replace
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton as backend
+from flash_attn.attention.backends.triton import cache as triton_cache
+from flash_attn.attention.backends.triton import decode as triton_decode
+from flash_attn.attention.backends.triton import kernels as triton_kernels
+from flash_attn.call.calls import cache_call, replace
 from flash_attn.kernels import flags, planning, splits, tuning, variants
 
 GPU = torch.cuda.is_available()

@@ -21,13 +21,13 @@ from unittest import mock
 import fake_launcher
 import pytest
 import torch
-from flash_attn.backends import recording
-from flash_attn.backends.ck.parameters import Parameters
+from flash_attn.attention.backends import recording
+from flash_attn.attention.backends.ck.parameters import Parameters
+from flash_attn.core import ck_planner, device, driver, jit, layer, store, stored
+from flash_attn.core.arguments import Arguments
+from flash_attn.core.ck_planner import Launch
 from flash_attn.kernels import launches, switches, targets, tuning
 from flash_attn.kernels.variants import Variant, table
-from flash_attn.runtime import ck_planner, device, driver, jit, layer, store, stored
-from flash_attn.runtime.arguments import Arguments
-from flash_attn.runtime.ck_planner import Launch
 from triton.backends.amd import compiler
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources

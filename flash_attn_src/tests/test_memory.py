@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import memory
+from flash_attn.call import memory
 from public_calls import Call, calls
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="addresses are alike everywhere")

@@ -8,16 +8,17 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn import backends, flash_attn_func
-from flash_attn.backends import triton as triton_backend
+from flash_attn import flash_attn_func
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.core import device
+from flash_attn.core.arguments import Arguments
+from flash_attn.core.protocol import launch
+from flash_attn.core.store import KernelError
+from flash_attn.core.stored import _arguments
 from flash_attn.kernels import launches, signatures
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant, table
-from flash_attn.runtime import device
-from flash_attn.runtime.arguments import Arguments
-from flash_attn.runtime.protocol import launch
-from flash_attn.runtime.store import KernelError
-from flash_attn.runtime.stored import _arguments
 
 TARGETS = ("gfx90a", "gfx942", "gfx1100", "sm_90")
 

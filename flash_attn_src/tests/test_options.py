@@ -8,19 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attn import arguments, options, second_derivative
-from flash_attn.backends import asm, recording, sources, split_kv, triton
-from flash_attn.backends import torch as on_cpu
-from flash_attn.backends.ck import attention as ck_attention
-from flash_attn.backends.ck import cache as ck_cache
-from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.backends.triton import cache as triton_cache
-from flash_attn.backends.triton import decode as triton_decode
-from flash_attn.backends.triton import inputs
-from flash_attn.calls import AttentionCall, CacheCall, GradientCall, Options, attention_call, kept, replace, restore
-from flash_attn.custom_ops import dispatch, extended_backward
-from flash_attn.custom_ops import fp8 as fp8_ops
-from flash_attn.custom_ops import kvcache as cache_ops
+from flash_attn.attention import second_derivative
+from flash_attn.attention.backends import asm, recording, sources, split_kv, triton
+from flash_attn.attention.backends import torch as on_cpu
+from flash_attn.attention.backends.ck import attention as ck_attention
+from flash_attn.attention.backends.ck import cache as ck_cache
+from flash_attn.attention.backends.triton import attention as triton_attention
+from flash_attn.attention.backends.triton import cache as triton_cache
+from flash_attn.attention.backends.triton import decode as triton_decode
+from flash_attn.attention.backends.triton import inputs
+from flash_attn.attention.operators import dispatch, extended_backward
+from flash_attn.attention.operators import fp8 as fp8_ops
+from flash_attn.attention.operators import kvcache as cache_ops
+from flash_attn.call import arguments, options
+from flash_attn.call.calls import (
+    AttentionCall,
+    CacheCall,
+    GradientCall,
+    Options,
+    attention_call,
+    kept,
+    replace,
+    restore,
+)
 from flash_attn.kernels.providers import DEFAULT
 from flash_attn.sdpa import aten
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import triton
-from flash_attn.calls import AttentionCall, CacheCall
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton
+from flash_attn.call.calls import AttentionCall, CacheCall
+from flash_attn.call.options import Options
+from flash_attn.core import device
+from flash_attn.core.arguments import Arguments
+from flash_attn.core.device import Grid, Tensors
 from flash_attn.kernels import launches
 from flash_attn.kernels.variants import Variant
-from flash_attn.options import Options
-from flash_attn.runtime import device
-from flash_attn.runtime.arguments import Arguments
-from flash_attn.runtime.device import Grid, Tensors
 
 Call = Callable[[], object]
 SCALED = Options(softmax_scale=0.125)

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from flash_attn.runtime import files
-from flash_attn.runtime.platform import PLATFORM
-from flash_attn.runtime.platform.linux import Linux
-from flash_attn.runtime.platform.windows import Windows
+from flash_attn.core import files
+from flash_attn.core.platform import PLATFORM
+from flash_attn.core.platform.linux import Linux
+from flash_attn.core.platform.windows import Windows
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_where_caches_lie(platform: Linux | Windows, variable: str, home: str) -
 
 
 def test_wsl_has_another_device_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_attn.runtime.platform.linux._WSL_GPU", tmp_path / "dxg")
+    monkeypatch.setattr("flash_attn.core.platform.linux._WSL_GPU", tmp_path / "dxg")
     assert (Linux().has_kfd, Windows().has_kfd) == (True, False)
     (tmp_path / "dxg").touch()
     assert not Linux().has_kfd
@@ -46,7 +46,7 @@ def test_the_gpu_runtimes_of_this_process(tmp_path: Path, monkeypatch: pytest.Mo
     maps = tmp_path / "maps"
     link.symlink_to(real)
     maps.write_text("".join(f"7f00-7f01 r-xp 0 00:00 1   {path}\n" for path in (real, link, "/lib/libc.so.6", "")))
-    monkeypatch.setattr("flash_attn.runtime.platform.linux._MAPS", maps)
+    monkeypatch.setattr("flash_attn.core.platform.linux._MAPS", maps)
     assert PLATFORM.libraries() == [str(real)]
 
 
@@ -61,7 +61,7 @@ def test_the_gpu_runtimes_of_this_process(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_the_emulator_of_this_process(path: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "maps").write_text(f"7f00-7f01 r-xp 0 00:00 1   {path}\n")
-    monkeypatch.setattr("flash_attn.runtime.platform.linux._MAPS", tmp_path / "maps")
+    monkeypatch.setattr("flash_attn.core.platform.linux._MAPS", tmp_path / "maps")
     assert (PLATFORM.emulator(), Windows().emulator()) == (name, "")
 
 
@@ -97,7 +97,7 @@ def test_windows_waits_for_the_readers_of_a_file(tmp_path: Path, monkeypatch: py
     assert target.exists()
 
     opened.set()
-    monkeypatch.setattr("flash_attn.runtime.platform.windows._HELD_SECONDS", 0.1)
+    monkeypatch.setattr("flash_attn.core.platform.windows._HELD_SECONDS", 0.1)
     started = time.monotonic()
     with pytest.raises(PermissionError):
         Windows().replace(target, source)

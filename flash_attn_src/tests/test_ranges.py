@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton as triton_backend
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends import triton as triton_backend
 from flash_attn.flashmask import flashmask_attention
 from flash_attn.magi import flex_flash_attn_func
 from flash_attn.ranges import flash_attn_ranges_func

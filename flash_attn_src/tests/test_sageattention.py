@@ -12,8 +12,8 @@ import pytest
 import sageattention
 import tomllib
 import torch
-from flash_attn import backends
-from flash_attn.backends import torch as torch_backend
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
 from flash_attn.int8 import flash_attn_int8_func, flash_attn_varlen_int8_func
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from flash_attn import sdpa_report, use_for_sdpa
-from flash_attn.runtime.store import KernelError
+from flash_attn.core.store import KernelError
 from flash_attn.sdpa import attention as door
 from flash_attn.sdpa import causal_bias, override
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left

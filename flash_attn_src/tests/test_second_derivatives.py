@@ -16,8 +16,9 @@ import reference
 import torch
 import torch.distributed as dist
 from assert_close import assert_close
-from flash_attn import cute, second_derivative
+from flash_attn import cute
 from flash_attn import flash_attn_interface as interface
+from flash_attn.attention import second_derivative
 from flash_attn.ops.triton import add_norm, cross_entropy
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 from two_ranks import both

@@ -21,10 +21,10 @@ from typing import Any
 import flash_attn
 import pytest
 import torch
+from flash_attn.core import build_info, device
 from flash_attn.diagnosis import endings
 from flash_attn.diagnosis.selftest import attention, cases, checks, command, layers, properties, report, wheel, worker
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import build_info, device
 
 _SOURCE = Path(__file__).resolve().parent.parent
 _CASES = {case.name: case for case in cases.cases()}

@@ -13,8 +13,8 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.backends import torch as backend
-from flash_attn.calls import attention_call
+from flash_attn.attention.backends import torch as backend
+from flash_attn.call.calls import attention_call
 
 torch.set_num_threads(2)
 

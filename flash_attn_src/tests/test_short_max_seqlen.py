@@ -11,9 +11,9 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import gradients as triton_gradients
-from flash_attn.calls import attention_call, cache_call
+from flash_attn.attention.backends import triton as backend
+from flash_attn.attention.backends.triton import gradients as triton_gradients
+from flash_attn.call.calls import attention_call, cache_call
 from flash_attn.ops.triton import rotary
 from triton_calls import DEVICE, GPU, Lengths, Options, run
 

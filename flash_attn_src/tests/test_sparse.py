@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton as triton_backend
-from flash_attn.backends.triton import sparse as lists
-from flash_attn.block_mask import seen_in_lists
-from flash_attn.calls import attention_call
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as torch_backend
+from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.attention.backends.triton import sparse as lists
+from flash_attn.call.block_mask import seen_in_lists
+from flash_attn.call.calls import attention_call
+from flash_attn.call.mask import Mask
 from flash_attn.kernels import launches, targets, tuning
 from flash_attn.kernels.operation import SPARSE_BLOCK
 from flash_attn.kernels.variants import Variant
-from flash_attn.mask import Mask
 from flash_attn.sparse import BlockMask, flash_attn_block_sparse_func, patterns
 
 from amdgpu_simulator import gpu

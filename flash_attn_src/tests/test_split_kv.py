@@ -10,11 +10,11 @@ from unittest import mock
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import split_kv
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.calls import AttentionCall, GradientCall, attention_call
+from flash_attn.attention.backends import split_kv
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton as backend
+from flash_attn.attention.backends.triton import attention as triton_attention
+from flash_attn.call.calls import AttentionCall, GradientCall, attention_call
 from flash_attn.kernels import planning, tuning
 
 GPU = torch.cuda.is_available()

@@ -10,10 +10,11 @@ from typing import Any
 import flash_attn_interface as fa3
 import pytest
 import torch
-from flash_attn import backends, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
-from flash_attn.calls import cache_call
+from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
+from flash_attn.call.calls import cache_call
 
 torch.set_num_threads(2)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
-from flash_attn.backends.triton import inputs
-from flash_attn.runtime import layer
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
+from flash_attn.attention.backends.triton import inputs
+from flash_attn.core import layer
 from public_calls import Call, calls
 
 ONE: dict[str, dict[str, int]] = {

@@ -13,28 +13,27 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "flash_attn"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# A module imports modules of its own layer and of the layers above it. The last layer is every other module: the
-# interfaces, FlashAttention-3's, FP8, the layers and modules, the diagnosis.
+# A module imports modules of its own layer and of those above it. A folder's name alone stands for its other modules.
+# The last layer is the rest: the public functions, the interfaces, the layers, the diagnosis.
 LAYERS = (
     ("kernels", "_launcher"),
-    ("runtime",),
-    ("api",),
-    ("block_mask", "mask", "options", "calls", "memory"),
-    ("arguments",),
-    ("rng", "dmask", "tracing"),
-    ("backends",),
-    ("first_derivative", "second_derivative", "autocast"),
-    ("custom_ops",),
-    ("autograd",),
+    ("core",),
+    ("call.block_mask", "call.mask", "call.options", "call.calls", "call.memory"),
+    ("call.arguments",),
+    ("call",),
+    ("attention.backends",),
+    ("attention.second_derivative", "attention.dmask"),
+    ("attention.operators",),
+    ("attention",),
 )
 
 MOST_PARAMETERS = 12
 # The functions that may have more, by file: their signatures are upstream's, or the schemas of custom ops.
 LONG_SIGNATURES = {
     "cute/interface.py": {"flash_attn_func", "flash_attn_varlen_func"},
-    "fa3/backward.py": {"_flash_attn_backward"},
-    "fa3/split_kv.py": {"get_scheduler_metadata"},
-    "fa4/private.py": {"_flash_attn_bwd", "_flash_attn_fwd"},
+    "interfaces/fa3/backward.py": {"_flash_attn_backward"},
+    "interfaces/fa3/split_kv.py": {"get_scheduler_metadata"},
+    "interfaces/fa4/private.py": {"_flash_attn_bwd", "_flash_attn_fwd"},
     "flash_attn_interface.py": {
         "flash_attn_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
     },
@@ -50,26 +49,25 @@ LONG_SIGNATURES = {
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """The modules of flash_attn that a file imports, below the package: "backends.triton"."""
+    """What a file imports of flash_attn, below the package: "attention.backends.select"."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "flash_attn":
-            names = [f"flash_attn.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
         yield from (name.removeprefix("flash_attn.") for name in names if name.startswith("flash_attn."))
 
 
 def _layer(module: str) -> int:
-    top = module.split(".")[0]
-    return next((place for place, layer in enumerate(LAYERS) if top in layer), len(LAYERS))
+    words = module.split(".")
+    names = {".".join(words[:count]) for count in (1, 2)}
+    return next((place for place, layer in enumerate(LAYERS) if names & set(layer)), len(LAYERS))
 
 
 def test_every_layer_is_there() -> None:
-    for name in (name for layer in LAYERS for name in layer):
+    for name in (name.replace(".", "/") for layer in LAYERS for name in layer):
         assert (PACKAGE / name).is_dir() or any((PACKAGE / f"{name}{kind}").is_file() for kind in (".py", ".pyi")), name
 
 
@@ -92,7 +90,7 @@ def test_no_modules_import_each_other() -> None:
                 members = {f"{node.module}.{alias.name}" for alias in node.names}
                 imports |= members & set(modules) if members <= set(modules) else {node.module, *members & set(modules)}
         graph[name] = imports & set(modules) - {name}
-    assert len(graph["flash_attn.runtime.device"]) >= 2
+    assert len(graph["flash_attn.core.device"]) >= 2
     while free := {name for name, imports in graph.items() if not imports & set(graph)}:
         graph = {name: imports for name, imports in graph.items() if name not in free}
     assert not graph, f"these modules import each other: {sorted(graph)}"

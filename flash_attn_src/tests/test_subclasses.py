@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends
-from flash_attn.backends import torch as oracle
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import torch as oracle
+from flash_attn.attention.backends import triton
 from public_calls import Call, calls
 from small_calls import Late
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import triton as triton_backend
-from flash_attn.runtime import device, jit
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.core import device, jit
 from reference import attention, public
 
 from amdgpu_simulator import gpu

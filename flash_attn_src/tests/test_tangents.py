@@ -5,9 +5,9 @@ from __future__ import annotations
 import flash_attn
 import pytest
 import torch
-from flash_attn import tracing
-from flash_attn.calls import attention_call, cache_call, replace
-from flash_attn.custom_ops import dispatch, kvcache
+from flash_attn.attention.operators import dispatch, kvcache
+from flash_attn.call import tracing
+from flash_attn.call.calls import attention_call, cache_call, replace
 from torch.autograd import forward_ad
 
 SHAPE = (1, 4, 2, 8)

@@ -11,9 +11,9 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.backends import torch as backend
-from flash_attn.backends.torch import tiles
-from flash_attn.calls import GradientCall, attention_call, replace
+from flash_attn.attention.backends import torch as backend
+from flash_attn.attention.backends.torch import tiles
+from flash_attn.call.calls import GradientCall, attention_call, replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(2)

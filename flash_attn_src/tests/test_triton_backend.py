@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from flash_attn import backends
-from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import gradients as triton_gradients
-from flash_attn.backends.triton import inputs
-from flash_attn.calls import attention_call
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton as backend
+from flash_attn.attention.backends.triton import gradients as triton_gradients
+from flash_attn.attention.backends.triton import inputs
+from flash_attn.call.calls import attention_call
+from flash_attn.core import device, jit
 from flash_attn.kernels import flags, targets
-from flash_attn.runtime import device, jit
 from triton_calls import DEVICE, GPU, Options, compare, differentiate, run
 
 pytestmark = pytest.mark.usefixtures("interpreter_multiplies_bf16")
@@ -297,7 +297,7 @@ def test_the_environment_chooses_the_backend(
     else:
         monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", value)
     monkeypatch.setattr(backends, "_chosen", backends.choose())
-    assert backends.select(torch.zeros(1)).name == "flash_attn.backends.torch"
+    assert backends.select(torch.zeros(1)).name == "flash_attn.attention.backends.torch"
     if message is None:
         assert backends.select(_OnGpu()) is backend
     else:

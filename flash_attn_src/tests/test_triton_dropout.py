@@ -6,8 +6,8 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.backends import triton as backend
-from flash_attn.calls import attention_call, replace
+from flash_attn.attention.backends import triton as backend
+from flash_attn.call.calls import attention_call, replace
 from triton_calls import DEVICE, Options, compare, differentiate
 
 

@@ -10,8 +10,8 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_fp8_func, flash_attn_func
+from flash_attn.core import device
 from flash_attn.kernels.targets import fp8_format
-from flash_attn.runtime import device
 from torch.autograd import forward_ad
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")

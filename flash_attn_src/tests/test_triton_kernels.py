@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attn.backends.triton import grid
-from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import attention_call
+from flash_attn.attention.backends.triton import grid
+from flash_attn.attention.backends.triton import kernels as triton_kernels
+from flash_attn.call.calls import attention_call
+from flash_attn.core import device
 from flash_attn.kernels import flags, launches, targets, value_dims, variants
 from flash_attn.kernels.operation import FORWARD_KINDS, launch_letter
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3, rdna4
-from flash_attn.runtime import device
 
 
 def test_how_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.backends.triton import gradients as triton_gradients
-from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import attention_call
+from flash_attn.attention.backends import triton as backend
+from flash_attn.attention.backends.triton import attention as triton_attention
+from flash_attn.attention.backends.triton import gradients as triton_gradients
+from flash_attn.attention.backends.triton import kernels as triton_kernels
+from flash_attn.call.calls import attention_call
 from triton_calls import DEVICE, Lengths, Options, run
 
 

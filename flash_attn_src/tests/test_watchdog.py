@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attn.backends import triton as backend
-from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, CacheCall, GradientCall, attention_call, cache_call
+from flash_attn.attention.backends import triton as backend
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.calls import AttentionCall, CacheCall, GradientCall, attention_call, cache_call
+from flash_attn.call.mask import Mask
+from flash_attn.core import device, driver, environment, jit, slices, stored, watchdog
+from flash_attn.core.arguments import Arguments
+from flash_attn.core.platform import linux, windows
 from flash_attn.kernels import targets
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.mask import Mask
-from flash_attn.runtime import device, driver, environment, jit, slices, stored, watchdog
-from flash_attn.runtime.arguments import Arguments
-from flash_attn.runtime.platform import linux, windows
 from triton_calls import DEVICE
 
 from amdgpu_simulator.workloads import triton as workloads

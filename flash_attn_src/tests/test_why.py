@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from flash_attn import backends, why
+from flash_attn import why
+from flash_attn.attention import backends
 from flash_attn.diagnosis import costs
 from flash_attn.sdpa import override
 

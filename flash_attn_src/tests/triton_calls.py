@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 from assert_close import assert_close
-from flash_attn.backends import triton as backend
-from flash_attn.calls import AttentionCall, GradientCall, attention_call
+from flash_attn.attention.backends import triton as backend
+from flash_attn.call.calls import AttentionCall, GradientCall, attention_call
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from flash_attn.arguments import check_kvcache
-from flash_attn.calls import CacheCall, Options, replace
-from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.fp8_cache import has_wide_queries, set_descales
+from flash_attn.attention.fp8_cache import has_wide_queries, set_descales
+from flash_attn.attention.operators.kvcache import attend as attend_to_cache
+from flash_attn.call.arguments import check_kvcache
+from flash_attn.call.calls import CacheCall, Options, replace
 
 from vllm_flash_rocm.metadata import Part
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from flash_attn.calls import Options
+from flash_attn.call.calls import Options
 from flash_attn.kernels.targets import NOT_EXECUTED, TARGETS
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf

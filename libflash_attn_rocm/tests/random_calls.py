@@ -10,15 +10,15 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from flash_attn.backends import triton as backend
-from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, CacheCall, GradientCall
+from flash_attn.attention.backends import triton as backend
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.calls import AttentionCall, CacheCall, GradientCall
+from flash_attn.call.mask import Mask
+from flash_attn.call.options import Options
 from flash_attn.kernels.value_dims import served_pair
-from flash_attn.mask import Mask
-from flash_attn.options import Options
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# What Python's host takes for a second launch: `_HOST` of flash_attn/backends/split_kv.py.
+# What Python's host takes for a second launch: `_HOST` of flash_attn/attention/backends/split_kv.py.
 HOST_COST = 20.0
 FP8, FP8_NUMBER = torch.float8_e4m3fnuz, 4
 INT = {"dtype": torch.int32}

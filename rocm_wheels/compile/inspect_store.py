@@ -26,7 +26,7 @@ def report(path: Path) -> str:
     with _stores(path) as stores:
         try:
             return "\n\n".join(_table(store) for store in stores)
-        except sources.module("runtime.store").KernelError as error:
+        except sources.module("core.store").KernelError as error:
             raise DataError(f"{path} is damaged: {error}") from error
 
 
@@ -82,7 +82,7 @@ def _table(path: Path) -> str:
     rows: list[tuple[str, ...]] = [_HEADER]
     spilling = 0
     manifest.read(path)
-    store = sources.module("runtime.store").Store(path)
+    store = sources.module("core.store").Store(path)
     for name, image in sorted(store.images()):
         entry = store.kernels[name]
         found = codeobject.read_all(image)[entry["symbol"]]

@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = schema.load(f"{_NAME} of {path.name}", text, _MAX_BYTES)
     if wrong := next(schema.problems(content, _MANIFEST), None):
         raise DataError(f"{path.name}: its manifest has another form: {wrong}", remedy=_REMEDY)
-    wanted = sources.module("runtime.store").FORMAT
+    wanted = sources.module("core.store").FORMAT
     if content["format"] != wanted:
         raise DataError(f"{path.name} has format {content['format']}, these sources read {wanted}", remedy=_REMEDY)
     return content
@@ -64,7 +64,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def check_code(path: Path) -> None:
     """Raises DataError unless each code object of the store has the digest in the manifest."""
-    store = sources.module("runtime.store")
+    store = sources.module("core.store")
     try:
         for _ in store.Store(path).images():
             pass

@@ -3,7 +3,7 @@
 The kernels of one operation and size are alike and compressed together: a group takes a third of the space of
 separately compressed code objects, and a call unpacks a group in milliseconds. A generic target has the code of its
 base target, so its store can be packed without that code. docs/notes/kernel-store.md describes the format;
-`flash_attn.runtime.store` reads it.
+`flash_attn.core.store` reads it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def archive(
             kernels[kernel] = {**entry, **place} if number is None else {**entry, **place, "signature": number}
         content += image
     manifest = {
-        "format": sources.module("runtime.store").FORMAT,
+        "format": sources.module("core.store").FORMAT,
         "target": target,
         "facts": sources.module("kernels.targets").facts(target),
         "choice": sources.module("kernels.providers").choice(target),

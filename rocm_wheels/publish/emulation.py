@@ -38,7 +38,7 @@ _GRACE_SECONDS = 3600  # of the last test, which may begin at the end of its min
 _ANSWER_SECONDS = 1800  # of a command that prints a line; under the emulator it imports torch
 _PROBE = """
 import torch
-from flash_attn.runtime.platform import PLATFORM
+from flash_attn.core.platform import PLATFORM
 print(torch.__version__, torch.cuda.get_device_properties(0).gcnArchName.split(":")[0], PLATFORM.emulator(), sep="|")
 """
 

@@ -21,7 +21,6 @@ from rocm_wheels.tables import version_key
 from rocm_wheels.wheel import interpreters
 from rocm_wheels.wheel.verify import clean_environment
 
-INSTALLERS = ("pip", "uv")
 PYTHONS = ("oldest", "newest")
 PUBLISHED = ROOT / "docs/published.json"
 _SECONDS = 1800

@@ -135,7 +135,7 @@ def verify_all(
     Each wheel has new environments, in `work`/envs. Raises VerifyFailed, after all reports are written, with the names
     of the failing tests or the installer's message, and at once under an emulator; MissingTool without uv or Python.
     """
-    if emulator := module("runtime.platform").PLATFORM.emulator():
+    if emulator := module("core.platform").PLATFORM.emulator():
         raise VerifyFailed(
             f"{emulator} emulates the GPU of this process, and a test report names hardware alone",
             remedy="Run it without the emulator; `python -m rocm_wheels emulate` tests a wheel under it.",

@@ -19,9 +19,9 @@ import flash_attn
 import pytest
 import torch
 import torch_on_hip
+from flash_attn.core import device
+from flash_attn.core import store as runtime_store
 from flash_attn.diagnosis.firstlight import bench
-from flash_attn.runtime import device
-from flash_attn.runtime import store as runtime_store
 
 from amdgpu_simulator import through_hip
 from amdgpu_simulator.hip import packets
@@ -60,7 +60,7 @@ class Stored:
 
 @pytest.fixture(scope="session")
 def store() -> dict[str, Stored]:
-    archive = sources.module("runtime.store").Store(Path(os.environ["STORE"]))
+    archive = sources.module("core.store").Store(Path(os.environ["STORE"]))
     return {name: Stored(image, name, archive.kernels[name]) for name, image in sorted(archive.images())}
 
 

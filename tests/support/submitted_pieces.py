@@ -27,10 +27,10 @@ def main(modules: str, library: str) -> None:
     import flash_attn
 
     sys.modules["flash_attn._launcher"] = flash_attn._launcher = importlib.import_module("_launcher")
+    from flash_attn.core import protocol, stored, watchdog
+    from flash_attn.core.arguments import Arguments
+    from flash_attn.core.platform.windows import Windows
     from flash_attn.kernels.variants import Variant
-    from flash_attn.runtime import protocol, stored, watchdog
-    from flash_attn.runtime.arguments import Arguments
-    from flash_attn.runtime.platform.windows import Windows
 
     watchdog.PLATFORM = Windows()
     stream = 1

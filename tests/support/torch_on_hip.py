@@ -82,7 +82,7 @@ def installed(
 ) -> Iterator[Clock]:
     """Makes this process's torch one for ROCm. images: first bytes of code -> name of the kernel. put: sets an
     attribute. event: nanoseconds from an event to what follows it."""
-    from flash_attn.runtime import stored
+    from flash_attn.core import stored
 
     runtime, clock = packets.runtime(), Clock(images)
 
@@ -143,7 +143,7 @@ def _started() -> None:
     found: dict[bytes, str] = {}
 
     def images() -> dict[bytes, str]:
-        from flash_attn.runtime import store
+        from flash_attn.core import store
 
         archive = store.open_store(target)
         if not found and archive is not None:
@@ -158,11 +158,11 @@ def _started() -> None:
         return
     event = 0.0 if "probes" in sys.orig_argv else 1e8  # else a call would be repeated, to be timed
     clock = _kept.enter_context(installed(target, int(gpus), images, event=event))
-    from flash_attn import backends
-    from flash_attn.backends import triton
+    from flash_attn.attention import backends
+    from flash_attn.attention.backends import triton
+    from flash_attn.core import device, driver
     from flash_attn.diagnosis.firstlight import shapes
     from flash_attn.diagnosis.selftest import cases
-    from flash_attn.runtime import device, driver
 
     every = {case.group: case for case in reversed(cases.cases()) if case.check != "captured"}
     setattr(cases, "cases", lambda repeats=0: tuple(reversed(every.values())))  # noqa: ARG005, B010

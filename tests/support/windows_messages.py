@@ -66,10 +66,10 @@ def launcher(*runtimes: str) -> None:
 
 def calls() -> None:
     """Errors and warnings on GPUs without kernels, without Triton and with Tritons of several ages."""
+    from flash_attn.core import build_info, driver, jit, stored, watchdog
+    from flash_attn.core.environment import MAX_LAUNCH_SECONDS
     from flash_attn.diagnosis import info
     from flash_attn.kernels import variants
-    from flash_attn.runtime import build_info, driver, jit, stored, watchdog
-    from flash_attn.runtime.environment import MAX_LAUNCH_SECONDS
 
     jit.JitKernel = lambda *_, **__: None  # type: ignore[misc,assignment]
     (variant, *_) = variants.table("gfx1030")

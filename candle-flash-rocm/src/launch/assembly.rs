@@ -1,4 +1,4 @@
-//! AMD's assembly kernels: which one serves a forward, and its arguments (`flash_attn/backends/asm` of the
+//! AMD's assembly kernels: which one serves a forward, and its arguments (`flash_attn/attention/backends/asm` of the
 //! repository).
 //!
 //! Their backward needs sums before and after it that no kernel of a store computes, so Triton's

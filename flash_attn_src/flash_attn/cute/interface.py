@@ -36,12 +36,12 @@ from typing import Any
 
 import torch
 
-from flash_attn.arguments import renaming
-from flash_attn.fa4.arguments import OpenWindow, check_speed, mask_of, refuse
-from flash_attn.fa4.attention import Lengths, Options, Result, attend
-from flash_attn.fa4.block_sparsity import BlockSparseTensorsTorch
-from flash_attn.fa4.combine import flash_attn_combine
-from flash_attn.fa4.private import _flash_attn_bwd, _flash_attn_fwd
+from flash_attn.call.arguments import renaming
+from flash_attn.interfaces.fa4.arguments import OpenWindow, check_speed, mask_of, refuse
+from flash_attn.interfaces.fa4.attention import Lengths, Options, Result, attend
+from flash_attn.interfaces.fa4.block_sparsity import BlockSparseTensorsTorch
+from flash_attn.interfaces.fa4.combine import flash_attn_combine
+from flash_attn.interfaces.fa4.private import _flash_attn_bwd, _flash_attn_fwd
 
 __all__ = ["_flash_attn_bwd", "_flash_attn_fwd", "flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
 

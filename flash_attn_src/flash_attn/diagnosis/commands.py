@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from flash_attn.core.build_info import build_command
+from flash_attn.core.environment import TRITON_ENABLE
 from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.shells import Posix, Shell, Windows
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.kernels import targets
 from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
-from flash_attn.runtime.build_info import build_command
-from flash_attn.runtime.environment import TRITON_ENABLE
 
 FAMILIES = {"gfx11": "gfx11", "gfx12": "gfx12-0"}  # target -> its family's name among the packages of AMD's torch
 # What ROCm's runtime for Linux reads, and HIP on Windows does not.

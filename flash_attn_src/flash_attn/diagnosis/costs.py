@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flash_attn import backends
-from flash_attn.backends.protocol import Backend
-from flash_attn.backends.sources import explain
-from flash_attn.calls import AttentionCall, CacheCall
+from flash_attn.attention import backends
+from flash_attn.attention.backends.protocol import Backend
+from flash_attn.attention.backends.sources import explain
+from flash_attn.call.calls import AttentionCall, CacheCall
+from flash_attn.call.options import FIELDS
 from flash_attn.diagnosis.info import backend_info
 from flash_attn.diagnosis.selftest.speed import milliseconds
 from flash_attn.flash_attn_interface import flash_attn_func
 from flash_attn.flex import flex_report
-from flash_attn.options import FIELDS
 from flash_attn.sdpa import override
 
 PYTORCH = "PyTorch"

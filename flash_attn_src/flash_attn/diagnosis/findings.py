@@ -7,13 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flash_attn.diagnosis import advice
-from flash_attn.diagnosis.commands import JOB_MIB, OF_LINUX, commands
-from flash_attn.diagnosis.survey import Facts
-from flash_attn.diagnosis.troubles import FAULTY_MES, TROUBLES
-from flash_attn.kernels.providers import SOURCES
-from flash_attn.kernels.targets import TARGETS, override, serving_targets
-from flash_attn.runtime.environment import (
+from flash_attn.core.environment import (
     KERNEL_SOURCE,
     MAX_LAUNCH_SECONDS,
     TRITON_AUTOTUNE,
@@ -21,7 +15,13 @@ from flash_attn.runtime.environment import (
     seconds,
     switch,
 )
-from flash_attn.runtime.platform import PLATFORM
+from flash_attn.core.platform import PLATFORM
+from flash_attn.diagnosis import advice
+from flash_attn.diagnosis.commands import JOB_MIB, OF_LINUX, commands
+from flash_attn.diagnosis.survey import Facts
+from flash_attn.diagnosis.troubles import FAULTY_MES, TROUBLES
+from flash_attn.kernels.providers import SOURCES
+from flash_attn.kernels.targets import TARGETS, override, serving_targets
 
 # The first ROCm whose torch has the kernels of each GPU in a package of their own.
 DEVICE_PACKAGES = (7, 14)

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from flash_attn import backends
-from flash_attn.backends.sources import explain
-from flash_attn.calls import attention_call
+from flash_attn.attention import backends
+from flash_attn.attention.backends.sources import explain
+from flash_attn.call.calls import attention_call
+from flash_attn.core import jit
+from flash_attn.core.build_info import BuildInfo, build_command, load
+from flash_attn.core.platform import PLATFORM
 from flash_attn.diagnosis.commands import install_torch
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.kernels.targets import TARGETS, compiled, override, serving_targets
-from flash_attn.runtime import jit
-from flash_attn.runtime.build_info import BuildInfo, build_command, load
-from flash_attn.runtime.platform import PLATFORM
 
 
 def backend_info(

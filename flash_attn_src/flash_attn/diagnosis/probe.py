@@ -41,8 +41,8 @@ def choose() -> Exception | None:
     torch's own kernel runs afterwards, on that GPU: torch may have kernels for it alone.
     """
     try:
+        from flash_attn.core.build_info import load
         from flash_attn.diagnosis.selftest import machine
-        from flash_attn.runtime.build_info import load
 
         if torch.cuda.is_available():
             torch.cuda.set_device(machine.chosen(load().targets) or 0)
@@ -85,7 +85,7 @@ def call(device: str) -> dict[str, Any]:
     def error(got: Any, exactly: Any) -> float:
         return float((got.detach().float() - exactly).abs().max() / exactly.abs().max())
 
-    from flash_attn import backends
+    from flash_attn.attention import backends
 
     return {
         "device": device,
@@ -151,7 +151,7 @@ try:
     if failure is not None:
         raise failure
     import flash_attn
-    from flash_attn.runtime.platform import PLATFORM
+    from flash_attn.core.platform import PLATFORM
 
     answer(imported=flash_attn.__file__, info=flash_attn.backend_info())
     answer(libraries=PLATFORM.libraries())

@@ -6,7 +6,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from flash_attn.runtime.platform.base import in_powershell
+from flash_attn.core.platform.base import in_powershell
 
 
 class Shell(ABC):

@@ -20,12 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from flash_attn.core import build_info, store
+from flash_attn.core.platform import PLATFORM
+from flash_attn.core.platform.base import LaunchLimit
 from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.endings import ending
 from flash_attn.kernels.targets import serving_targets
-from flash_attn.runtime import build_info, store
-from flash_attn.runtime.platform import PLATFORM
-from flash_attn.runtime.platform.base import LaunchLimit
 
 KFD, DXG = Path("/dev/kfd"), Path("/dev/dxg")
 RENDER_NODES = "/dev/dri"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn import backends
+from flash_attn.attention import backends
+from flash_attn.core import device
 from flash_attn.kernels import targets
-from flash_attn.runtime import device
 
 DEBUG = False  # if it is set, flash-attn 2.7's tests print what they compare
-USE_TRITON_ROCM = backends.gpu_backend().name != "flash_attn.backends.ck"
+USE_TRITON_ROCM = backends.gpu_backend().name != "flash_attn.attention.backends.ck"
 
 
 def is_hip() -> bool:

@@ -11,10 +11,11 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention as _flex
 from torch.nn.attention import flex_attention as torch_flex
 
-from flash_attn.arguments import check_dense
-from flash_attn.arguments.diagnosis import LEAST, MOST
-from flash_attn.calls import AttentionCall, Options
-from flash_attn.custom_ops.lse import with_gradient
+from flash_attn.attention.operators.lse import with_gradient
+from flash_attn.call.arguments import check_dense
+from flash_attn.call.arguments.diagnosis import LEAST, MOST
+from flash_attn.call.calls import AttentionCall, Options
+from flash_attn.core.store import KernelError
 from flash_attn.flash_attn_interface import flash_attn_func
 from flash_attn.flex.masks import Masked
 from flash_attn.flex.plan import Plan, plan
@@ -22,7 +23,6 @@ from flash_attn.flex.request import request
 from flash_attn.flex.terms import UntraceableError
 from flash_attn.flex.values import values
 from flash_attn.kernels.operations import OPERATIONS
-from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.attention import laid_out, reason_to_pass_on
 from flash_attn.sdpa.modes import is_stand_in, recorder
 

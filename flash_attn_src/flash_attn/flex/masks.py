@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flash_attn.block_mask import BlockMask
+from flash_attn.call.block_mask import BlockMask
 from flash_attn.flex.edges import Edge, Extreme, Quotient, UnboundedError
 from flash_attn.flex.request import Places, Request
 from flash_attn.flex.values import values

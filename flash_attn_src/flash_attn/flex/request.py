@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from flash_attn.backends.triton.sparse import mark_blocks
-from flash_attn.block_mask import seen_in_lists
+from flash_attn.attention.backends.triton.sparse import mark_blocks
+from flash_attn.call.block_mask import seen_in_lists
 from flash_attn.flex import scores, terms
 from flash_attn.flex.bounds import bounds_of
 from flash_attn.flex.edges import Bounds, UnboundedError

@@ -11,7 +11,7 @@ from flash_attn.kernels.flags import HAS_ALIBI
 
 
 class Modifier(NamedTuple):
-    """A score modifier. option: its name in `flash_attn.options`. kind: of the kernels that have it alone.
+    """A score modifier. option: its name in `flash_attn.call.options`. kind: of the kernels that have it alone.
 
     flag: of a modifier with a number for each head, which takes the slot `alibi_slopes`; 0 for other modifiers. Its
     formula and the derivative of its formula are in `scores`.

@@ -65,7 +65,7 @@ class Operation:
     kinds_of_argument: argument -> the kinds whose kernels have it. For other kinds it is None when the kernel is
     compiled, and the kernel lacks it. Arguments that are not mentioned here are in all kernels.
     in_pieces: whether the kernel takes head dims piece by piece, so that its one size serves all of them.
-    has_separate_outputs: whether no output shares memory with an input, which `flash_attn.memory` makes sure of. Waves
+    has_separate_outputs: whether no output shares memory with an input, which `call.memory` makes sure of. Waves
     of such a kernel exchange nothing through global memory, so its barriers may order LDS alone.
     tuning: where the tile comes from: the table of the target's family, a fixed tile, or the rules for layers. A search
     on a GPU tries other tiles only for a table.

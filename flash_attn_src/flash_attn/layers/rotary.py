@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.api import parameters
+from flash_attn.core.api import parameters
 from flash_attn.layers.rotary_functions import (
     ApplyRotaryEmb,
     ApplyRotaryEmbKV_,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from flash_attn.api import parameters
-from flash_attn.arguments import renaming
+from flash_attn.call.arguments import renaming
+from flash_attn.call.tracing import refuse_transforms
+from flash_attn.core.api import parameters
 from flash_attn.ops.checks import check_int, check_switches, check_tensor
 from flash_attn.ops.triton.rotary import apply_rotary, turn
-from flash_attn.tracing import refuse_transforms
 
 Offsets = int | torch.Tensor
 # torch 2.7 and newer have this function, but in 2.11 it is also true under torch.compile.

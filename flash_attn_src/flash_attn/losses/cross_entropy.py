@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flash_attn.api import parameters
+from flash_attn.core.api import parameters
 from flash_attn.ops.checks import check_switches
 from flash_attn.ops.triton.cross_entropy import check_options, cross_entropy_loss
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from flash_attn.call.tracing import is_traced
 from flash_attn.ops.checks import check_int, check_switches, check_tensor
-from flash_attn.tracing import is_traced
 from flash_attn.utils.distributed import all_reduce, reduce_scatter
 
 _NUMBERS = (torch.int64, torch.int32)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flash_attn.arguments import check_window, diagnose_switches
+from flash_attn.call.arguments import check_window, diagnose_switches
 from flash_attn.flash_attn_interface import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from flash_attn.arguments import check_window, diagnose_switches
+from flash_attn.call.arguments import check_window, diagnose_switches
 from flash_attn.flash_attn_interface import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,

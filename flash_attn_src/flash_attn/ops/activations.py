@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from flash_attn.call.tracing import is_transformed
 from flash_attn.ops.checks import check_tensor
-from flash_attn.tracing import is_transformed
 
 
 def _exact(x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-from flash_attn.arguments import check_strided, diagnose_switches, is_number
+from flash_attn.call.arguments import check_strided, diagnose_switches, is_number
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 

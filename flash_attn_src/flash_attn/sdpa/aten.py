@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from flash_attn import backends, rng
-from flash_attn.arguments import check_dense, check_gradients, check_kvcache, check_per_sequence, check_varlen
-from flash_attn.calls import AttentionCall, CacheCall, Options, maybe_contiguous, replace
-from flash_attn.options import SPLIT_KV
+from flash_attn.attention import backends
+from flash_attn.call.arguments import check_dense, check_gradients, check_kvcache, check_per_sequence, check_varlen
+from flash_attn.call.calls import AttentionCall, CacheCall, Options, maybe_contiguous, replace
+from flash_attn.call.options import SPLIT_KV, draw_rng_state
 from flash_attn.sdpa.report import count_served
 
 NAME = "flash_attn"
@@ -124,7 +124,7 @@ def _attend(
             check_varlen(call)
             check_per_sequence(q, call.batch, seqused_k=call.seqused_k)
         if call.options.dropout_p > 0.0:
-            call.options.rng_state = rng_state = rng.draw(q.device)
+            call.options.rng_state = rng_state = draw_rng_state(q.device)
         call.out = _in_rows(out)
         found, softmax_lse, _, _ = backends.select(q).forward(call)
     if out is not None and found is not out and found.data_ptr() != out.data_ptr():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from flash_attn.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM, MOST
-from flash_attn.autograd import attend, differentiable
-from flash_attn.calls import AttentionCall, Options
+from flash_attn.attention.autograd import attend, differentiable
+from flash_attn.call.arguments.diagnosis import BELOW_ONE, DENSE, LEAST, MAX_HEAD_DIM, MOST
+from flash_attn.call.calls import AttentionCall, Options
+from flash_attn.core.store import KernelError
 from flash_attn.flash_attn_interface import flash_attn_func
 from flash_attn.kernels.operations import OPERATIONS
-from flash_attn.runtime.store import KernelError
 from flash_attn.sdpa.modes import is_stand_in
 
 _MOST_MASKED_DIM = OPERATIONS["sparse-fwd"].sizes[-1]

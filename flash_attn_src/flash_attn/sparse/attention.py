@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.block_mask import BlockMask
-from flash_attn.calls import Options
-from flash_attn.mask import Mask
-from flash_attn.masked import attend
+from flash_attn.attention.masked import attend
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.calls import Options
+from flash_attn.call.mask import Mask
 
 
 def flash_attn_block_sparse_func(

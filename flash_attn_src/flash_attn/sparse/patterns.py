@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flash_attn.block_mask import BlockMask
+from flash_attn.call.block_mask import BlockMask
 
 
 def either(first: BlockMask, *others: BlockMask) -> BlockMask:

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from flash_attn.arguments import check_dense
-from flash_attn.arguments.diagnosis import check_strided, diagnose_switches
-from flash_attn.block_mask import BlockMask
-from flash_attn.calls import AttentionCall, Options
+from flash_attn.call.arguments import check_dense
+from flash_attn.call.arguments.diagnosis import check_strided, diagnose_switches
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.calls import AttentionCall, Options
 
 BLOCK_SIZE = (128, 64)  # SpargeAttn's blocks of queries and keys, except on sm90
 

@@ -36,7 +36,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import two_ranks
-from flash_attn import backends
+from flash_attn.attention import backends
 from on_cpu import Cpu
 
 GPU = torch.cuda.is_available()

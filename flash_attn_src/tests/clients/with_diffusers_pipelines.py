@@ -22,8 +22,8 @@ import diffusers
 import flash_attn
 import torch
 from diffusers.models import attention_dispatch
-from flash_attn import backends
-from flash_attn.backends import triton
+from flash_attn.attention import backends
+from flash_attn.attention.backends import triton
 from flash_attn.sdpa import attention as door
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from flash_attn.core import device, protocol
 from flash_attn.diagnosis.firstlight import probes
 from flash_attn.diagnosis.firstlight.probes import LOADED, Probe
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, protocol
 
 _ROUNDS, _LAUNCHES, _LOAD_SECONDS = 5, 1000, 3.0
 _LEAST_TABLE = 1 << 26

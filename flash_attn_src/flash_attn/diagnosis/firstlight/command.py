@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flash_attn.core import build_info
+from flash_attn.core.platform import PLATFORM
 from flash_attn.diagnosis.console import accept_every_character
 from flash_attn.diagnosis.firstlight import text
 from flash_attn.diagnosis.firstlight.worker import PARTS
 from flash_attn.diagnosis.selftest import command as selftest
 from flash_attn.kernels.targets import serving_targets
-from flash_attn.runtime import build_info
-from flash_attn.runtime.platform import PLATFORM
 
 FORMAT = 1  # of the report
 _REPEATS = 100  # of the forward whose bits must not change
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     import flash_attn
-    from flash_attn.backends import choice
+    from flash_attn.attention.backends import choice
     from flash_attn.diagnosis.selftest import machine, wheel
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from flash_attn.backends import choice, triton
-from flash_attn.backends.ck import ComposableKernel
-from flash_attn.backends.sources import Sources
-from flash_attn.calls import GradientCall, attention_call
+from flash_attn.attention.backends import choice, triton
+from flash_attn.attention.backends.ck import ComposableKernel
+from flash_attn.attention.backends.sources import Sources
+from flash_attn.call.calls import GradientCall, attention_call
 from flash_attn.diagnosis.selftest import speed
 from flash_attn.kernels.assembly import CAUSAL, PLAIN, WINDOW
 from flash_attn.kernels.providers import ASM, CK, TRITON, Row

@@ -21,16 +21,16 @@ def _probes(index: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _shapes(index: int) -> Iterator[Mapping[str, Any]]:
+    from flash_attn.core import device
     from flash_attn.diagnosis.firstlight import shapes
-    from flash_attn.runtime import device
 
     for shape in shapes.shapes(device.of(index).target):
         yield selftest.timed(shape, "cuda")
 
 
 def _providers(index: int) -> Iterator[Mapping[str, Any]]:
+    from flash_attn.core import device
     from flash_attn.diagnosis.firstlight import providers
-    from flash_attn.runtime import device
 
     gpu = device.of(index)
     if gpu.has_composable_kernel():

@@ -22,11 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
+from flash_attn.core.platform import PLATFORM
 from flash_attn.diagnosis.console import accept_every_character
 from flash_attn.diagnosis.endings import ending
 from flash_attn.diagnosis.selftest import cases, report, wheel
 from flash_attn.diagnosis.selftest.worker import private, steps
-from flash_attn.runtime.platform import PLATFORM
 
 _SILENCE_SECONDS = 300  # of a step; Triton may compile a kernel in it
 _EMULATED_SILENCE_SECONDS = 3600  # of a step on an emulated GPU

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from flash_attn.core.build_info import load
+from flash_attn.core.platform import PLATFORM
 from flash_attn.diagnosis import advice
 from flash_attn.diagnosis.survey import TRITONS, known
 from flash_attn.kernels.targets import serving_targets
-from flash_attn.runtime.build_info import load
-from flash_attn.runtime.platform import PLATFORM
 
 # Variables that change what runs. Their values are numbers, targets or TRUE. Only these variables are reported.
 _VARIABLES = (

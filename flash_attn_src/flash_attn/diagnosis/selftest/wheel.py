@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
-from flash_attn.runtime import build_info
+from flash_attn.core import build_info
 
 # Files that installers add or change.
 _NOT_OF_THE_WHEEL = (".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json", ".dist-info/RECORD")

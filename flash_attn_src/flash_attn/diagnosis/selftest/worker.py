@@ -17,9 +17,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flash_attn.core.platform import PLATFORM
 from flash_attn.diagnosis.selftest import cases
 from flash_attn.diagnosis.selftest.cases import Case, Shape
-from flash_attn.runtime.platform import PLATFORM
 
 _SHOWN = 300  # characters of a message
 _DIRECTORY = re.compile(r"(?:~|(?<![\w.])/)[^\s:'\"(),]*/")
@@ -48,8 +48,8 @@ def checked(case: Case, device: str) -> dict[str, Any]:
     ok is None where this GPU cannot do it. kernels are the ones that ran, none on a CPU. notes are the warnings of the
     call.
     """
+    from flash_attn.core.device import clear_kernels, kernels
     from flash_attn.diagnosis.selftest import checks
-    from flash_attn.runtime.device import clear_kernels, kernels
 
     line: dict[str, Any] = {"check": case.name, "group": case.group, "ok": False, "forward": None, "backward": None}
     line |= {"limits": list(case.limits), "kernels": [], "notes": [], "failure": ""}

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from flash_attn.call.tracing import arrived, is_traced
+from flash_attn.core import device, layer
+from flash_attn.core.protocol import launch
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
-from flash_attn.runtime import device, layer
-from flash_attn.runtime.protocol import launch
-from flash_attn.tracing import arrived, is_traced
 
 # Elements in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
 _AT_ONCE = 8192

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flash_attn.api import parameters
-from flash_attn.first_derivative import Gradients, first_only
+from flash_attn.call.first_derivative import Gradients, first_only
+from flash_attn.call.memory import refuse_shared
+from flash_attn.call.tracing import arrived, is_traced
+from flash_attn.core import layer
+from flash_attn.core.api import parameters
+from flash_attn.core.protocol import launch
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
-from flash_attn.memory import refuse_shared
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
-from flash_attn.runtime import layer
-from flash_attn.runtime.protocol import launch
-from flash_attn.tracing import arrived, is_traced
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _OVER_PROCESSES = "cross entropy over several processes"

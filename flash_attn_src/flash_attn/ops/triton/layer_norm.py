@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from flash_attn.api import by_name, parameters
-from flash_attn.memory import check_outputs, refuse_shared
+from flash_attn.call.memory import check_outputs, refuse_shared
+from flash_attn.call.tracing import is_traced
+from flash_attn.core.api import by_name, parameters
 from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
-from flash_attn.tracing import is_traced
 
 Result = torch.Tensor | tuple[torch.Tensor | None, ...]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from flash_attn.api import RELEASE
-from flash_attn.arguments import as_int
+from flash_attn.call.arguments import as_int
+from flash_attn.call.memory import refuse_shared
+from flash_attn.call.tracing import is_traced, refuse_transforms
+from flash_attn.core import layer, protocol
+from flash_attn.core.api import RELEASE
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
-from flash_attn.memory import refuse_shared
 from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
-from flash_attn.runtime import layer, protocol
-from flash_attn.tracing import is_traced, refuse_transforms
 
 MAX_HEAD_DIM = 256
 _INTS = (torch.int32, torch.int64)

@@ -1,0 +1,1 @@
+"""What computes attention: the backends, the operators of torch, and the gradients."""

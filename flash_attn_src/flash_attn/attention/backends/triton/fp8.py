@@ -1,0 +1,177 @@
+"""The Triton backend in FP8: casts, with one scale a batch entry and head, and the forward."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.attention.backends.torch.fp8 import out_dtype
+from flash_attn.attention.backends.triton.grid import chunk_of, grid_of, is_even
+from flash_attn.attention.backends.triton.inputs import (
+    FP8_TYPES,
+    aligned,
+    flags_of,
+    head_numbers_of,
+    lse_of,
+    named,
+    rows,
+    strides_of,
+    window_of,
+)
+from flash_attn.attention.backends.triton.kernels import find_one, score_kind
+from flash_attn.call.calls import AttentionCall, Fp8Result
+from flash_attn.call.options import FP8, draw_rng_state
+from flash_attn.core import device
+from flash_attn.core.arguments import Value
+from flash_attn.core.protocol import launch
+from flash_attn.kernels import targets
+from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
+from flash_attn.kernels.variants import serving
+
+# Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: see
+# kernels/fp8_cast.py.
+_PIECE = 64
+_COLUMNS = 128
+_VEC = 16
+
+TYPES = {name: dtype for dtype, name in FP8_TYPES.items()}
+_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+
+def fp8_format(x: torch.Tensor) -> torch.dtype:
+    """See `protocol.Backend.fp8_format`."""
+    target = device.of(x.get_device()).target
+    name = targets.fp8_format(target)
+    if name is None:
+        wanted = ", ".join(row.name for row in targets.TARGETS.values() if row.fp8 and not row.is_generic)
+        raise NotImplementedError(f"FP8: {target} has no matrix units for it, wanted one of {wanted}")
+    return TYPES[name]
+
+
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    descale: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    transposed: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (batch, seqlen, heads, head_dim), with cu_seqlens (total, heads, head_dim), in FP8; and its descale.
+
+    descale, fp32 (batch, heads), undoes the scale; where given, it is what the cast divides by. transposed:
+    (batch, heads, head_dim, columns), packed (heads, head_dim, columns). An x that is FP8 is only moved.
+    """
+    index = x.get_device()
+    vec = 16 // x.element_size()
+    x, x_strides = rows(x, vec)
+    nheads, head_dim = x.shape[-2:]
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    # For packed tensors, count all rows, not the caller's max_seqlen: if that is too small, the grid would lack blocks.
+    seqlen = x.shape[1] if cu_seqlens is None else x.shape[0]
+    if not transposed:
+        y = torch.empty(x.shape, dtype=dtype, device=x.device)
+        y_strides = strides_of(y, _VEC)
+    else:
+        columns = -(-seqlen // _COLUMNS) * _COLUMNS
+        if cu_seqlens is not None:
+            columns = (x.shape[0] // _COLUMNS + batch + 1) * _COLUMNS
+        outer = (batch,) if cu_seqlens is None else ()
+        y = torch.empty((*outer, nheads, head_dim, columns), dtype=dtype, device=x.device)
+        *first, by_head, by_dim, _ = y.stride()
+        y_strides = (first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC)
+    kernel = find_one("fp8-cast-v" if transposed else "fp8-cast", index, x.dtype, head_dim)
+    blocks, planes, flags = grid_of(kernel.block_m, seqlen, batch, nheads, x.numel() // (nheads * head_dim))
+    if cu_seqlens is not None:
+        flags |= HAS_CU_SEQLENS_Q
+    pieces = -(-head_dim // _PIECE)
+    limit = float(torch.finfo(dtype).max)
+    grid = (blocks * planes, pieces, 1)
+    # In chunks of one plane: no two programs read the same rows.
+    values: dict[str, Value] = {
+        **named("x", x_strides), **named("y", y_strides), "x": x, "y": y.view(torch.uint8), "cu_seqlens_q": cu_seqlens,
+        "nheads": nheads, "seqlen": seqlen, "head_dim": head_dim // vec,
+        "m_blocks": blocks, "planes": nheads * batch, "chunk": 1, "flags": flags,
+    }  # fmt: skip
+    if x.element_size() == 1:
+        limit, amax = 0.0, None
+    elif descale is not None:
+        limit, amax = -limit, None
+    else:
+        descale = torch.empty((batch, nheads), dtype=torch.float32, device=x.device)
+        if blocks * planes == 0:  # no program, which would write it
+            descale.fill_(1.0)
+        amax = torch.empty((planes, blocks, pieces), dtype=torch.float32, device=x.device)
+        launch(find_one("fp8-amax", index, x.dtype, head_dim), grid, {**values, "amax": amax})
+    assert descale is not None
+    launch(kernel, grid, {**values, "amax": descale if amax is None else amax, "descale": descale, "limit": limit})
+    return y, descale
+
+
+def fp8_forward(call: AttentionCall) -> Fp8Result:
+    """See `protocol.Backend.fp8_forward`."""
+    FP8.refuse(call, "call flash_attn_func")
+    q, k, cu_seqlens_q, cu_seqlens_k, options = call.q, call.k, call.cu_seqlens_q, call.cu_seqlens_k, call.options
+    dropout_p = options.dropout_p
+    head_numbers, head_stride = head_numbers_of(call)
+    index, head_dim = q.get_device(), q.shape[-1]
+    dtype = fp8_format(q)
+    if q.element_size() == 1 and q.dtype is not dtype:
+        raise TypeError(f"q: got {q.dtype}, wanted {dtype}, the format of this GPU")
+    (q8, k8, v8), factors = _cast_inputs(call, dtype)
+    result = torch.empty(q.shape, dtype=out_dtype(q), device=q.device)
+    nheads, nheads_k = q.shape[-2], k.shape[-2]
+    batch, seqlen_k = call.batch, call.longest_k
+    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0]  # of packed rows all, as in `cast`
+    lse, lse_b, lse_h = lse_of(call)
+    if cu_seqlens_q is not None:
+        result.zero_()  # no program writes rows outside of every sequence
+        lse.fill_(float("inf"))
+    rng_state = options.rng_state
+    if dropout_p > 0.0 and rng_state is None:
+        rng_state = draw_rng_state(q.device)
+    kernel = find_one(
+        "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call), head_dim)
+    )
+    left, right = window_of(call)
+    m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))
+    *first, by_head, by_dim, _ = v8.stride()
+    q_descale, k_descale, v_descale = factors
+    launch(
+        kernel,
+        (m_blocks * planes, 1, 1),
+        {
+            **named("q", strides_of(q8, _VEC)), **named("k", strides_of(k8, _VEC)),
+            "stride_vb": first[0] // _VEC if first else 0, "stride_vd": by_dim // _VEC, "stride_vh": by_head // _VEC,
+            **named("out", strides_of(result, _VEC)),
+            "q": q8, "k": k8, "v": v8, "out": result, "lse": lse,
+            "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
+            "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": None,
+            "alibi_slopes": head_numbers, "rng_state": rng_state,
+            "scale": options.scale, "softcap": options.softcap, "p_dropout": dropout_p,
+            "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": head_stride,
+            "nheads": nheads, "group": nheads // nheads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
+            "head_dim": head_dim // _VEC, "window_left": left, "window_right": right,
+            "m_blocks": m_blocks, "planes": nheads * batch, "chunk": chunk_of(planes, is_even(call), kernel),
+            "kind": _KINDS[result.dtype], "flags": packed | flags_of(call),
+        },
+    )  # fmt: skip
+    return Fp8Result(result, lse, rng_state, factors)
+
+
+def _cast_inputs(call: AttentionCall, dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """q, k and transposed v in FP8, and the descale of each."""
+    assert call.descales is not None
+    small, factors = [], []
+    for x, descale, cu_seqlens, transposed in (
+        (call.q, call.descales[0], call.cu_seqlens_q, False),
+        (call.k, call.descales[1], call.cu_seqlens_k, False),
+        (call.v, call.descales[2], call.cu_seqlens_k, True),
+    ):
+        if descale is not None:
+            descale = descale.contiguous()
+        if x.element_size() == 1 and not transposed:
+            assert descale is not None
+            small.append(aligned(x, _VEC))
+        else:
+            y, descale = cast(x, dtype, descale, cu_seqlens, transposed)
+            small.append(y)
+        factors.append(descale)
+    return tuple(small), tuple(factors)

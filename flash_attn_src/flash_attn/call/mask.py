@@ -1,0 +1,101 @@
+"""A mask in memory that grows with the length: which keys each query sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flash_attn.call.block_mask import BlockMask
+from flash_attn.kernels.operation import SPARSE_BLOCK
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A query sees a key that all parts of the mask show. A part that is None shows every key.
+
+    blocks        which blocks of keys a block of queries sees. A block that is whole shows its keys whatever the other
+                  parts, causal and the window hide
+    ranges        int32 (1 or batch, 1 or heads, seqlen_q, 2, 2): two ranges of keys for each query, each as its first
+                  key and the key behind its last one. The query sees the keys of both. A range whose end is not behind
+                  its start is empty
+    ids_q, ids_k  int32 (1 or batch, seqlen_q) and (1 or batch, seqlen_k): a query sees the keys with its own id. Equal
+                  ids need not be neighbours
+    hidden        int32 (1 or batch, 1 or heads, seqlen_k, 2, 2): for each key two ranges of queries that do
+                  not see it
+    """
+
+    blocks: BlockMask | None = None
+    ranges: torch.Tensor | None = None
+    ids_q: torch.Tensor | None = None
+    ids_k: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+
+    @property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """The tensors that the mask has, by name; its blocks as `seen`."""
+        seen = None if self.blocks is None else self.blocks.seen
+        parts = {"seen": seen} | {name: getattr(self, name) for name in ("ranges", "ids_q", "ids_k", "hidden")}
+        return {name: x for name, x in parts.items() if x is not None}
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its parts are; None for a mask without parts."""
+        return next((x.device for x in self.parts.values()), None)
+
+    def of_entries(self, some: slice) -> Mask:
+        """The mask of some entries of the batch."""
+        parts: dict[str, Any] = {name: x[some] if x.shape[0] > 1 else x for name, x in self.parts.items()}
+        seen = parts.pop("seen", None)
+        return Mask(None if seen is None else BlockMask(seen, self.block_size), **parts)
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        """Queries and keys of a block; any size where the mask has no blocks."""
+        return (SPARSE_BLOCK, SPARSE_BLOCK) if self.blocks is None else self.blocks.block_size
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """How many batch entries and heads have a mask of their own."""
+        parts = self.parts
+        heads = [x.shape[1] for name, x in parts.items() if not name.startswith("ids")]
+        return max([x.shape[0] for x in parts.values()], default=1), max(heads, default=1)
+
+    def check(self, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
+        """Raises TypeError or ValueError unless the mask fits tensors of this batch, heads, lengths and device."""
+        if self.blocks is not None:
+            self.blocks.check(batch, heads, seqlen_q, seqlen_k, device)
+        if (self.ids_q is None) is not (self.ids_k is None):
+            missing, other = ("ids_q", "ids_k") if self.ids_q is None else ("ids_k", "ids_q")
+            raise ValueError(f"{missing}: got None, wanted int32 ids beside {other}")
+        wanted = {
+            "ranges": ((batch, heads, seqlen_q, 2, 2), 2),
+            "ids_q": ((batch, seqlen_q), 1),
+            "ids_k": ((batch, seqlen_k), 1),
+            "hidden": ((batch, heads, seqlen_k, 2, 2), 2),
+        }
+        for name, (shape, shared) in wanted.items():
+            x = getattr(self, name)
+            if x is not None:
+                _check(name, x, shape, shared, device)
+
+
+def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, device: torch.device) -> None:
+    """Raises unless x is int32 of this shape, in which each of the first `shared` axes may have size 1."""
+    if not isinstance(x, torch.Tensor) or x.dtype is not torch.int32:
+        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        wanted = _written(shape, shared)
+        raise TypeError(f"{name}: got {got}, wanted an int32 tensor of shape {wanted}: pass {name}.to(torch.int32)")
+    fits = x.dim() == len(shape) and all(
+        got == size or (got == 1 and axis < shared) for axis, (got, size) in enumerate(zip(x.shape, shape, strict=True))
+    )
+    if not fits:
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {_written(shape, shared)}")
+    if x.device != device:
+        raise ValueError(f"{name}: got it on {x.device}, wanted {device} as q has: {name}.to(q.device)")
+
+
+def _written(shape: tuple[int, ...], shared: int) -> str:
+    """A shape for messages. Only there, because a compiler cannot write the sizes that change from call to call."""
+    return f"({', '.join(f'1 or {size}' if axis < shared else f'{size}' for axis, size in enumerate(shape))})"

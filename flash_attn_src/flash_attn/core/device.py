@@ -1,0 +1,100 @@
+"""The seam between a call and a GPU: which device serves a tensor, and the kernels found for it.
+
+A device is asked for its target, its compute units and its kernels; a kernel is launched with tensors. Implementations:
+runtime.driver (the GPU that torch sees), runtime.jit.Interpreter (Triton's interpreter on the CPU), runtime.recording
+(keeps what would be launched), and a simulator, which tests bring.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flash_attn.core.protocol import Device, Grid, Kernel, Tensors, kernels
+from flash_attn.kernels import targets
+from flash_attn.kernels.variants import Variant
+
+__all__ = [
+    "Device", "Grid", "Kernel", "Tensors", "clear_kernels", "kernel", "kernels", "loses_range", "of", "plans", "using",
+]  # fmt: skip
+
+# By torch's index; -1 is the device of CPU tensors.
+_devices: dict[int, Device] = {}
+_PLANS = ("plans",)
+MAX_PLANS = 1024
+_lock = threading.Lock()
+
+
+def of(index: int) -> Device:
+    """The device with torch's index. Raises ValueError for CPU tensors unless a stand-in for a GPU is set."""
+    found = _devices.get(index)
+    if found is None:
+        found = _devices[index] = _open(index)
+    return found
+
+
+def _open(index: int) -> Device:
+    from flash_attn.core import driver, jit
+
+    if index >= 0:
+        return driver.Driver(index)
+    if not jit.interpreting():
+        raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
+    return jit.Interpreter()
+
+
+def kernel(index: int, variant: Variant) -> Kernel:
+    """The kernel of a variant for a device; found once. Raises what `Device.kernel` does."""
+    found: Kernel | None = kernels.get((index, variant))
+    if found is None:
+        with _lock:
+            found = kernels.get((index, variant))
+            if found is None:
+                found = kernels[index, variant] = _watched(of(index), variant)
+    return found
+
+
+def _watched(device: Device, variant: Variant) -> Kernel:
+    from flash_attn.core import watchdog
+
+    return watchdog.watched(device.kernel(variant), variant, device)
+
+
+def plans() -> dict[tuple[object, ...], Any]:
+    """Launches that were worked out, by all that they depend on; no tensors. It lives as long as the kernels in it."""
+    found: dict[tuple[object, ...], Any] | None = kernels.get(_PLANS)
+    if found is None:
+        found = kernels[_PLANS] = {}
+    elif len(found) > MAX_PLANS:
+        found.clear()
+    return found
+
+
+def loses_range(index: int, dtype: torch.dtype) -> bool:
+    """Whether products of a type lose subnormal operands on the device with torch's index: `Target.loses_range`."""
+    return dtype is torch.float16 and targets.get(of(index).target).loses_range("fp16")
+
+
+def clear_kernels() -> None:
+    """Empties the cache of kernels, so that the next call looks for its kernels again."""
+    kernels.clear()
+
+
+@contextmanager
+def using(device: Device, index: int = -1) -> Iterator[None]:
+    """Lets a device serve the tensors of torch's index, -1 being the CPU, and forgets the kernels found before."""
+    before = _devices.get(index)
+    _devices[index] = device
+    clear_kernels()
+    try:
+        yield
+    finally:
+        if before is None:
+            del _devices[index]
+        else:
+            _devices[index] = before
+        clear_kernels()
