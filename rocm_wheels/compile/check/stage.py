@@ -7,33 +7,31 @@ A text without findings is returned unchanged.
 
 from __future__ import annotations
 
-import sys
+import importlib
+import pkgutil
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 from rocm_wheels.compile import sources
 from rocm_wheels.compile.check import (
     counters,
-    cures,
     exchanges,
-    flow,
     forms,
     hazards,
-    instructions,
-    lanes,
-    matrix,
     pending,
     prologue,
     reserve,
     resources,
-    rules,
     scalars,
     scan,
 )
 from rocm_wheels.compile.check.cures import Finding, cured
 from rocm_wheels.compile.check.instructions import Kernel, kernels
 from rocm_wheels.errors import CompileFailed
+
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +48,8 @@ class Report:
 
 
 def modules() -> tuple[ModuleType, ...]:
-    """The modules with the code of the check. Their sources are part of the key of each code object."""
-    here = (
-        sys.modules[__name__],
-        counters,
-        cures,
-        exchanges,
-        flow,
-        forms,
-        hazards,
-        instructions,
-        lanes,
-        matrix,
-        pending,
-        prologue,
-        reserve,
-        resources,
-        rules,
-        scalars,
-        scan,
-    )
+    """This folder's modules and flash_attn's that they read. Their sources are part of the key of each code object."""
+    here = [importlib.import_module(f"{__package__}.{name}") for _, name, _ in pkgutil.iter_modules([str(_FOLDER)])]
     return (*here, *(sources.module(f"kernels.{name}") for name in ("vopd", "pairing", "targets")))
 
 
