@@ -9,16 +9,13 @@ from flash_attn.attention.backends.triton.grid import chunk_of, grid_of, is_even
 from flash_attn.attention.backends.triton.inputs import (
     FP8_TYPES,
     aligned,
-    flags_of,
-    head_numbers_of,
-    lse_of,
+    inputs_of,
     named,
     rows,
     strides_of,
-    window_of,
 )
 from flash_attn.attention.backends.triton.kernels import find_one, score_kind
-from flash_attn.call.calls import AttentionCall, Fp8Result
+from flash_attn.call.calls import AttentionCall, Fp8Result, replace
 from flash_attn.call.options import FP8, draw_rng_state
 from flash_attn.core import device
 from flash_attn.core.arguments import Value
@@ -108,49 +105,37 @@ def cast(
 def fp8_forward(call: AttentionCall) -> Fp8Result:
     """See `protocol.Backend.fp8_forward`."""
     FP8.refuse(call, "call flash_attn_func")
-    q, k, cu_seqlens_q, cu_seqlens_k, options = call.q, call.k, call.cu_seqlens_q, call.cu_seqlens_k, call.options
-    dropout_p = options.dropout_p
-    head_numbers, head_stride = head_numbers_of(call)
+    q, rng_state = call.q, call.options.rng_state
     index, head_dim = q.get_device(), q.shape[-1]
     dtype = fp8_format(q)
     if q.element_size() == 1 and q.dtype is not dtype:
         raise TypeError(f"q: got {q.dtype}, wanted {dtype}, the format of this GPU")
     (q8, k8, v8), factors = _cast_inputs(call, dtype)
+    inputs = inputs_of(replace(call, q=q8, k=k8, v=k8))
     result = torch.empty(q.shape, dtype=out_dtype(q), device=q.device)
-    nheads, nheads_k = q.shape[-2], k.shape[-2]
-    batch, seqlen_k = call.batch, call.longest_k
-    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0]  # of packed rows all, as in `cast`
-    lse, lse_b, lse_h = lse_of(call)
-    if cu_seqlens_q is not None:
+    lse = torch.empty(inputs.lse_shape, dtype=torch.float32, device=q.device)
+    if call.cu_seqlens_q is not None:
         result.zero_()  # no program writes rows outside of every sequence
         lse.fill_(float("inf"))
-    rng_state = options.rng_state
-    if dropout_p > 0.0 and rng_state is None:
+    if call.options.dropout_p > 0.0 and rng_state is None:
         rng_state = draw_rng_state(q.device)
     kernel = find_one(
         "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call), head_dim)
     )
-    left, right = window_of(call)
-    m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))
+    seqlen_q = q.shape[1] if call.cu_seqlens_q is None else q.shape[0]  # of packed rows all, as in `cast`
+    m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, inputs.batch, inputs.heads, inputs.total_q)
     *first, by_head, by_dim, _ = v8.stride()
     q_descale, k_descale, v_descale = factors
     launch(
         kernel,
         (m_blocks * planes, 1, 1),
         {
-            **named("q", strides_of(q8, _VEC)), **named("k", strides_of(k8, _VEC)),
+            **inputs.values, **named("out", strides_of(result, _VEC)), "v": v8, "out": result, "lse": lse,
             "stride_vb": first[0] // _VEC if first else 0, "stride_vd": by_dim // _VEC, "stride_vh": by_head // _VEC,
-            **named("out", strides_of(result, _VEC)),
-            "q": q8, "k": k8, "v": v8, "out": result, "lse": lse,
-            "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
-            "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": None,
-            "alibi_slopes": head_numbers, "rng_state": rng_state,
-            "scale": options.scale, "softcap": options.softcap, "p_dropout": dropout_p,
-            "stride_lb": lse_b, "stride_lh": lse_h, "stride_ab": head_stride,
-            "nheads": nheads, "group": nheads // nheads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
-            "head_dim": head_dim // _VEC, "window_left": left, "window_right": right,
-            "m_blocks": m_blocks, "planes": nheads * batch, "chunk": chunk_of(planes, is_even(call), kernel),
-            "kind": _KINDS[result.dtype], "flags": packed | flags_of(call),
+            "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "rng_state": rng_state,
+            "seqlen_q": seqlen_q, "m_blocks": m_blocks, "planes": inputs.heads * inputs.batch,
+            "chunk": chunk_of(planes, is_even(call), kernel), "kind": _KINDS[result.dtype],
+            "flags": packed | inputs.flags,
         },
     )  # fmt: skip
     return Fp8Result(result, lse, rng_state, factors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.attention.backends.triton.grid import chunk_of, is_even
-from flash_attn.attention.backends.triton.inputs import VEC, lse_of, named, rows, strides_of, window_of
+from flash_attn.attention.backends.triton.inputs import VEC, inputs_of, named, rows, strides_of
 from flash_attn.attention.backends.triton.kernels import find_one
 from flash_attn.call.calls import AttentionCall
 from flash_attn.call.options import INT8
@@ -18,28 +18,21 @@ from flash_attn.kernels.operation import INT8_FAMILIES
 def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """See `protocol.Backend.int8_forward`."""
     INT8.refuse(call, "call flash_attn_func")
-    q, k, v = call.q, call.k, call.v
-    index, head_dim, vec = q.get_device(), q.shape[-1], VEC[q.dtype]
-    _check_target(device.of(index).target)
-    batch, seqlen_q, nheads, _ = q.shape
-    seqlen_k, nheads_k = k.shape[1:3]
+    _check_target(device.of(call.q.get_device()).target)
+    inputs = inputs_of(call)
+    q = call.q
     q8, q_scales = _cast("int8-cast-q", q, None)
-    k8, k_scales = _cast("int8-cast-k", k, mean)
-    v, v_strides = rows(v, vec)
+    k8, k_scales = _cast("int8-cast-k", call.k, mean)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if call.out is None else call.out
-    lse, lse_b, lse_h = lse_of(call)
-    kernel = find_one("int8-fwd", index, q.dtype, head_dim)
-    left, right = window_of(call)
-    m_blocks, planes = -(-seqlen_q // kernel.block_m), batch * nheads
+    lse = torch.empty(inputs.lse_shape, dtype=torch.float32, device=q.device)
+    kernel = find_one("int8-fwd", q.get_device(), q.dtype, q.shape[-1])
+    m_blocks, planes = -(-inputs.seqlen_q // kernel.block_m), inputs.batch * inputs.heads
     launch(
         kernel,
         (m_blocks * planes, 1, 1),
         {
-            **named("v", v_strides), **named("out", strides_of(out, vec)),
-            "q": q8, "k": k8, "v": v, "out": out, "lse": lse, "q_scales": q_scales, "k_scales": k_scales,
-            "scale": call.options.scale, "stride_lb": lse_b, "stride_lh": lse_h,
-            "nheads": nheads, "group": nheads // nheads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
-            "head_dim": head_dim // vec, "window_left": left, "window_right": right,
+            **inputs.values, **named("out", strides_of(out, VEC[q.dtype])),
+            "q": q8, "k": k8, "out": out, "lse": lse, "q_scales": q_scales, "k_scales": k_scales,
             "m_blocks": m_blocks, "planes": planes, "chunk": chunk_of(planes, is_even(call), kernel),
         },
     )  # fmt: skip
