@@ -211,6 +211,18 @@ def test_a_tensor_for_each_head_is_checked_by_its_axes() -> None:
                 arguments.check_dense(call)
 
 
+def test_the_fast_checks_take_options_that_are_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diagnosis takes the host 20 us, which every call with ALiBi, sinks or a bias paid."""
+    monkeypatch.setattr("flash_attn.call.arguments.attention.diagnose_tensors", None)
+    monkeypatch.setattr("flash_attn.call.arguments.kvcache.diagnose_tensors", None)
+    sinks = torch.zeros(2, requires_grad=True)
+    for given in ({"alibi_slopes": SLOPES}, {"s_aux": sinks}, {"attn_bias": BIAS}):
+        arguments.check_dense(_call(**given))
+    arguments.check_kvcache(_over_cache(_call(alibi_slopes=SLOPES, s_aux=sinks.detach())), True)
+    with pytest.raises(TypeError, match="NoneType"):  # a call over a cache gives no gradient: diagnosed
+        arguments.check_kvcache(_over_cache(_call(s_aux=sinks)), True)
+
+
 @pytest.mark.parametrize("slopes", [torch.tensor([0.5, 0.25]).half(), torch.tensor([0.5, 9.0, 0.25, 9.0])[::2]])
 def test_the_slot_of_a_number_for_each_head_holds_dense_fp32(slopes: torch.Tensor) -> None:
     """Kernels read fp32 there. A modifier whose option allows more types must not make them read beyond its memory."""

@@ -130,12 +130,13 @@ def test_no_plan_is_kept_of_a_copy() -> None:
     assert aligned.stride() == misaligned.stride()
     cache = aligned[:, :, :2]
     off = misaligned[:, :, :2]
-    q = torch.zeros(2, 1, 4, 64, dtype=torch.float16)
+    q = torch.zeros(2, 1, 4, 64, dtype=torch.float16)  # whose keys are split
     pairs: list[tuple[Callable[[torch.Tensor], Any], torch.Tensor, torch.Tensor]] = [
         (lambda x: flash_attn_func(x, aligned, aligned), aligned, misaligned),
         (lambda x: flash_attn_func(aligned, x, aligned), aligned, misaligned),
         (lambda x: flash_attn_func(aligned, aligned, x), aligned, misaligned),
         (lambda x: triton.forward(AttentionCall(aligned, aligned, aligned, SCALED, out=x)), aligned, misaligned),
+        (lambda x: flash_attn_func(q, x, aligned), aligned, misaligned),
         (lambda x: flash_attn_with_kvcache(q, x, cache), cache, off),
         (lambda x: flash_attn_with_kvcache(q, cache, x), cache, off),
     ]

@@ -24,7 +24,7 @@ from flash_attn.call.arguments.diagnosis import (
     diagnose_tensors,
     refuse_gradients,
 )
-from flash_attn.call.arguments.options import diagnose_options, has_tensors
+from flash_attn.call.arguments.options import are_tensors_fine, diagnose_options
 from flash_attn.call.calls import AttentionCall
 
 
@@ -60,7 +60,7 @@ def check_dense(call: AttentionCall) -> None:
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and not has_tensors(call.options)
+            and are_tensors_fine(call.options, q, batch, seqlen_k)
             and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
@@ -131,7 +131,7 @@ def check_varlen(call: AttentionCall) -> None:
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and not has_tensors(call.options)
+            and are_tensors_fine(call.options, q, shape_cu[0] - 1)
             and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool

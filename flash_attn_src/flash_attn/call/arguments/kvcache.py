@@ -20,7 +20,7 @@ from flash_attn.call.arguments.diagnosis import (
     refuse_gradients,
 )
 from flash_attn.call.arguments.latent import check_second_query, split_absorbed
-from flash_attn.call.arguments.options import diagnose_options, has_tensors
+from flash_attn.call.arguments.options import are_tensors_fine, diagnose_options
 from flash_attn.call.calls import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
@@ -69,7 +69,8 @@ def check_kvcache(
             and call.rotary_cos is None
             and call.rotary_sin is None
             and call.cache_leftpad is None
-            and not has_tensors(call.options)
+            and are_tensors_fine(call.options, q, batch)
+            and (call.options.s_aux is None or not call.options.s_aux.requires_grad)
             and type(call.options.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.rotary_interleaved) is bool

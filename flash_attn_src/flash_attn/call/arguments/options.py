@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.compiler import is_compiling
 
 from flash_attn.call.arguments.diagnosis import (
     BELOW_ONE,
@@ -22,12 +23,18 @@ from flash_attn.call.arguments.diagnosis import (
 from flash_attn.call.options import FIELDS, Options
 
 
-def has_tensors(options: Options) -> bool:
-    """Whether a call has an option that `diagnose_options` looks at more closely than the fast checks do."""
-    for name in FIELDS[type(options)].axes:  # noqa: SIM110 - a generator takes twice as long
+def are_tensors_fine(options: Options, q: torch.Tensor, batch: int, seqlen_k: int | None = None) -> bool:
+    """Whether the options that are tensors need no diagnosis, for the fast checks. Raises what `_check_tensors` does.
+
+    False for a traced call, since Dynamo would trace how a fast check catches that.
+    """
+    for name in FIELDS[type(options)].axes:
         if getattr(options, name) is not None:
-            return True
-    return False
+            if is_compiling():
+                return False
+            _check_tensors(options, q, batch, seqlen_k)
+            break
+    return True
 
 
 def diagnose_options(options: Options, q: torch.Tensor, batch: int, seqlen_k: int | None = None) -> tuple[int, int]:
@@ -42,6 +49,11 @@ def diagnose_options(options: Options, q: torch.Tensor, batch: int, seqlen_k: in
     if not (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP):
         raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or 2**-126 to {MOST_SOFTCAP:g}")
     window = check_window(options.window_size)
+    _check_tensors(options, q, batch, seqlen_k)
+    return window
+
+
+def _check_tensors(options: Options, q: torch.Tensor, batch: int, seqlen_k: int | None) -> None:
     kind = FIELDS[type(options)]
     for name, axes in kind.axes.items():
         x = getattr(options, name)
@@ -55,7 +67,6 @@ def diagnose_options(options: Options, q: torch.Tensor, batch: int, seqlen_k: in
             refuse_gradients(**{name: x})
     if options.attn_bias is not None:
         _diagnose_beside_bias(options)
-    return window
 
 
 def _check_dtype(name: str, x: torch.Tensor, q: torch.Tensor, dtype: str) -> None:

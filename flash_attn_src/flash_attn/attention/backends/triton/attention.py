@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from flash_attn.attention.backends.triton.kernels import find, forward_kind, ref
 from flash_attn.attention.backends.triton.probabilities import probabilities_of
 from flash_attn.attention.backends.triton.sparse import lists_of
 from flash_attn.attention.backends.triton.value_dims import padded
-from flash_attn.call.calls import AttentionCall, ForwardResult, new_out
+from flash_attn.call.calls import AttentionCall, CacheCall, ForwardResult, new_out
 from flash_attn.call.options import SPLIT_KV, draw_rng_state, layout, plan_key
 from flash_attn.core import device
 from flash_attn.core.arguments import Value
@@ -66,6 +66,9 @@ class _Plan(NamedTuple):
     lse_shape: tuple[int, ...]
 
 
+_SPLIT: Any = object()  # in the place of a plan: the keys of the call are split
+
+
 def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
     """All that the plan of a call depends on, but for the alignment of its tensors; None for a call with options that
     no plan has."""
@@ -112,6 +115,8 @@ def forward(call: AttentionCall) -> ForwardResult:
     plan: _Plan | None = device.plans().get(key)
     if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
         return _forward(call, key)
+    if plan is _SPLIT:
+        return _split(cache_call_of(call))
     out = call.out
     if out is None:
         out = _new_out(q, v)
@@ -132,8 +137,14 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
     (kernel,) = find(forward_ops(call, kind), q.get_device(), q.dtype, q.shape[-1], kind)
     inputs = inputs_of(call)
     if takes_pages(call) and (cached := as_cache_call(kernel.block_m, inputs.call)) is not None:
-        return ForwardResult(*(attend_by_plan(cached) or attend_split(cached)), None, call.options.rng_state)
+        if key is not None and inputs.call is call:
+            device.plans()[key] = _SPLIT
+        return _split(cached)
     return _launch(inputs, kernel, kind, key if inputs.call is call else None)
+
+
+def _split(call: CacheCall) -> ForwardResult:
+    return ForwardResult(*(attend_by_plan(call) or attend_split(call)), None, call.options.rng_state)
 
 
 def _forward_padded(call: AttentionCall, wide: AttentionCall) -> ForwardResult:

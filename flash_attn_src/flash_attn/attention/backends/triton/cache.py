@@ -28,13 +28,17 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
     kernels, ValueError where pages or rotary tables do not fit.
     """
+    given_k, given_v = call.k_cache, call.v_cache
+    if call.k is None and not (call.q.data_ptr() | given_k.data_ptr() | given_v.data_ptr()) & 15:
+        planned = attend_by_plan(call)
+        if planned is not None:
+            return planned
     CACHE.refuse(call, "leave it out")
     vec = VEC[call.k_cache.dtype]
     if call.qv is not None and (reason := _unsupported_latent(call)) is not None:
         raise NotImplementedError(reason)
     if (call.q.shape[-1] | call.v_cache.shape[-1]) % max(vec, 8):
         return _padded(call, max(vec, 8))
-    given_k, given_v = call.k_cache, call.v_cache
     q, k_cache, v_cache = aligned(call.q, vec), aligned(given_k, vec), aligned(given_v, vec)
     if q is not call.q or k_cache is not given_k or v_cache is not given_v:
         call = replace(call, q=q, k_cache=k_cache, v_cache=v_cache)

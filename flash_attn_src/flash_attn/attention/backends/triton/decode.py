@@ -11,6 +11,8 @@ from flash_attn.attention.backends.triton.inputs import (
     VEC,
     head_flags_of,
     head_numbers_of,
+    lse_of,
+    named,
     rows,
     sinks_of,
     strides_of,
@@ -130,12 +132,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if call.qv is not None:
         q = _joined(call.qv, q)
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
-    if cu_seqlens_q is None:
-        lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float32)
-        lse_b, lse_h = nheads * seqlen_q, seqlen_q
-    else:
-        lse = q.new_empty((nheads, q.shape[0]), dtype=torch.float32)
-        lse_b, lse_h = 0, q.shape[0]
+    lse, lse_b, lse_h = lse_of(call)
     flags = head_flags_of(options) | (
         (HAS_CU_SEQLENS_Q if cu_seqlens_q is not None else 0)
         | (HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
@@ -190,15 +187,9 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         if num_splits == 1:
             result.zero_()
     grid = (programs * num_splits, 1, 1)
-    stride_qb, stride_qm, stride_qh = strides_of(q, vec)
-    stride_kb, stride_kn, stride_kh = strides_of(k_cache, vec)
-    stride_vb, stride_vn, stride_vh = strides_of(v_cache, vec)
-    stride_ob, stride_om, stride_oh = out_strides
     values: dict[str, Value] = {
-        "stride_qb": stride_qb, "stride_qm": stride_qm, "stride_qh": stride_qh,
-        "stride_kb": stride_kb, "stride_kn": stride_kn, "stride_kh": stride_kh,
-        "stride_vb": stride_vb, "stride_vn": stride_vn, "stride_vh": stride_vh,
-        "stride_ob": stride_ob, "stride_om": stride_om, "stride_oh": stride_oh,
+        **named("q", strides_of(q, vec)), **named("k", strides_of(k_cache, vec)),
+        **named("v", strides_of(v_cache, vec)), **named("out", out_strides),
         "q": q, "k": k_cache, "v": v_cache, "out": result, "lse": lse, "partial": partial, "partial_lse": partial_lse,
         "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k_new, "seqused_k": lengths,
         "leftpad_k": call.cache_leftpad, "alibi_slopes": head_numbers, "block_table": table,

@@ -167,7 +167,7 @@ def head_flags_of(options: Options) -> int:
     return sum(row.flag for row in PER_HEAD if getattr(options, row.option) is not None)
 
 
-def lse_of(call: AttentionCall) -> tuple[torch.Tensor, int, int]:
+def lse_of(call: AttentionCall | CacheCall) -> tuple[torch.Tensor, int, int]:
     """A new softmax_lse, fp32 (batch, heads, seqlen_q) or (heads, total_q), and its batch and head stride."""
     q = call.q
     if call.cu_seqlens_q is None:
