@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from flash_attn.attention.fp8_cache import has_wide_queries, set_descales
-from flash_attn.attention.operators.kvcache import attend
-from flash_attn.call.arguments import check_kvcache
+from flash_attn.attention.pages import attend_pages
 from flash_attn.call.calls import CacheCall, Options
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from sglang_flash_rocm.metadata import Step, StepBuilder
-from sglang_flash_rocm.refusals import FP8, refuse_arguments, refuse_layer, refuse_runner, refuse_step
+from sglang_flash_rocm.refusals import refuse_arguments, refuse_layer, refuse_runner, refuse_step
 
 
 class FlashRocmAttnBackend(AttentionBackend):
@@ -93,10 +91,7 @@ class FlashRocmAttnBackend(AttentionBackend):
             cache_seqlens=step.seq_lens, block_table=self._table(layer.layer_id), cu_seqlens_q=step.cu_seqlens_q,
             max_seqlen_q=0 if step.cu_seqlens_q is None else step.max_query_len, max_seqlen_k=step.max_seq_len,
         )  # fmt: skip
-        descales = self._descales(layer, keys)
-        check_kvcache(call, False, dtype_cache=keys.dtype if has_wide_queries(call, descales) else None)
-        set_descales(call, descales)
-        out, _ = attend(call)
+        out = attend_pages(call, layer.k_scale, layer.v_scale)
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     def _pages(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,18 +111,6 @@ class FlashRocmAttnBackend(AttentionBackend):
         if step.window_table is not None and self.token_to_kv_pool.layers_mapping[layer_id][1]:
             return step.window_table
         return step.block_table
-
-    def _descales(self, layer: Any, keys: torch.Tensor) -> tuple[None, torch.Tensor | None, torch.Tensor | None]:
-        if keys.dtype not in FP8:
-            return None, None, None
-        shape = self.forward_metadata.seq_lens.shape[0], keys.shape[2]
-        k_scale, v_scale = (
-            torch.ones(shape, dtype=torch.float32, device=keys.device)
-            if scale is None
-            else scale.float().reshape(1, 1).expand(shape)
-            for scale in (layer.k_scale, layer.v_scale)
-        )
-        return None, k_scale, v_scale
 
 
 def _slots(forward_batch: Any, step: Step) -> KVWriteLoc:

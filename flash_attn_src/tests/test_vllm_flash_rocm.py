@@ -19,7 +19,7 @@ import pytest
 import torch
 from clients import stand_ins, vllm_stand_in
 from flash_attn.kernels.targets import TARGETS
-from reference import attention
+from reference import attention, visible
 
 REAL = importlib.util.find_spec("vllm") is not None
 if not REAL:
@@ -88,7 +88,7 @@ class Step:
         places = torch.arange(first, stop)
         return self.table[index, places // PAGE].long() * PAGE + places % PAGE
 
-    def run(self, impl: FlashRocmImpl) -> torch.Tensor:
+    def run(self, impl: FlashRocmImpl, **changes: Any) -> torch.Tensor:
         """The context is in the cache already; the step's own keys are written as vLLM writes them."""
         new_k, new_v, slots = [], [], []
         for index, (queries, keys) in enumerate(self.batch):
@@ -101,7 +101,8 @@ class Step:
             slots.append(self.slots(index, context, keys))
         impl.do_kv_cache_update(_layer(), torch.cat(new_k), torch.cat(new_v), self.cache, torch.cat(slots))
         output = torch.full_like(self.q, torch.nan)
-        got = impl.forward(_layer(), self.q, self.q, self.q, self.cache, _builder().build(0, self.metadata()), output)
+        metadata = _builder().build(0, self.metadata(**changes))
+        got = impl.forward(_layer(), self.q, self.q, self.q, self.cache, metadata, output)
         assert got is output
         return output
 
@@ -109,21 +110,29 @@ class Step:
         starts = torch.tensor([0, *(queries for queries, _ in self.batch)]).cumsum(0).int()
         given: dict[str, Any] = {
             "query_start_loc": starts, "query_start_loc_cpu": starts,
-            "seq_lens": torch.tensor([keys for _, keys in self.batch]).int(), "num_reqs": len(self.batch),
+            "seq_lens": (lengths := torch.tensor([keys for _, keys in self.batch]).int()),
+            "seq_lens_cpu_upper_bound": lengths, "num_reqs": len(self.batch),
             "num_actual_tokens": int(starts[-1]), "max_query_len": max(queries for queries, _ in self.batch),
             "max_seq_len": max(keys for _, keys in self.batch), "block_table_tensor": self.table,
             "slot_mapping": torch.zeros(0),
         }  # fmt: skip
         return CommonAttentionMetadata(**{**given, **changes})
 
-    def wanted(self, fp8: bool = False, **options: Any) -> torch.Tensor:
+    def wanted(
+        self, fp8: bool = False, images: Any = None, window: tuple[int, int] = (-1, -1), **options: Any
+    ) -> torch.Tensor:
         found, first = [], 0
-        for index, (queries, _) in enumerate(self.batch):
+        for index, (queries, keys) in enumerate(self.batch):
             k, v = self.k[index].float(), self.v[index].float()
             if fp8:
                 k, v = (x.div(scale).to(FP8).float() * scale for x, scale in ((k, 0.25), (v, 0.5)))
             q = self.q[None, first : first + queries]
-            found.append(attention(q, k[None], v[None], causal=True, softmax_scale=SCALE, **options)[0][0])
+            mask = visible(queries, keys, True, window)
+            for start, end in (images or {}).get(index, []):
+                in_image = torch.arange(keys).ge(start) & torch.arange(keys).le(end)
+                mask |= in_image[keys - queries :, None] & in_image
+            hidden = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+            found.append(attention(q, k[None], v[None], attn_bias=hidden, softmax_scale=SCALE, **options)[0][0])
             first += queries
         return torch.cat(found)
 
@@ -144,6 +153,30 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alibi": ({"alibi_slopes": [0.5, 0.25, 0.1, 0.05]}, {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.05])}),
     "sinks": ({"sinks": torch.tensor([2.0, -1.0, 0.5, 4.0])}, {"s_aux": torch.tensor([2.0, -1.0, 0.5, 4.0])}),
 }
+
+
+# Of sequences: behind an image, without any, with two, after a prefix, half in the prefix cache, without any, padding.
+IMAGES: Any = {0: [(3, 9)], 2: [(0, 7), (15, 20)], 3: [(28, 35), (2, 6)], 4: [(18, 25)], 5: []}
+WITH_IMAGES = [(1, 33), (7, 7), (30, 30), (12, 40), (9, 30), (18, 18), (0, 0)]
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("window", [None, 8])
+def test_tokens_of_an_image_attend_to_later_ones(
+    window: int | None, fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "current_platform", SimpleNamespace(fp8_dtype=lambda: FP8))
+    step = Step(WITH_IMAGES, torch.uint8 if fp8 else torch.bfloat16)
+    got = step.run(_impl(sliding_window=window, kv_cache_dtype="fp8" if fp8 else "auto"), mm_req_doc_ranges=IMAGES)
+    wanted = step.wanted(fp8, IMAGES, (-1, -1) if window is None else (window - 1, 0))
+    torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_a_step_without_tokens_of_images_is_one_launch_for_each_kind() -> None:
+    given = Step(WITH_IMAGES).metadata(mm_req_doc_ranges={2: [(30, 40)], 3: [(0, 20), (39, 39)], 4: [(15, 21)]})
+    built = _builder().build(0, given)
+    assert built.mm_prefix_range is None
+    assert len(built.parts) == 2
 
 
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
@@ -207,7 +240,6 @@ def test_a_layer_refuses_by_name(options: dict[str, Any], words: str) -> None:
     [
         ({"causal": False}, "causal: got False"),
         ({"dcp_local_seq_lens": torch.zeros(1)}, "dcp_local_seq_lens"),
-        ({"mm_req_doc_ranges": {0: [(0, 1)]}}, "mm_req_doc_ranges"),
         ({"rswa_prefix_lens": torch.zeros(1)}, "rswa_prefix_lens"),
     ],
 )
@@ -240,8 +272,7 @@ def test_what_the_selector_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "multiple of 16" in str(chosen.supports_combination(72, torch.float16, "fp8", *more))
     assert "bfloat16 differs" in str(chosen.supports_combination(64, torch.float16, "bfloat16", *more))
     assert chosen.supports_combination(64, torch.float16, "auto", *more) is None
-    images: Any = (16, False, False, False, True, None)
-    assert "--attention-backend TRITON_ATTN" in str(chosen.supports_combination(64, torch.float16, "auto", *images))
+    assert chosen.supports_mm_prefix()
     served = [(9, 0), (9, 4), (9, 5), (10, 1), (10, 3), (11, 0), (11, 5), (12, 0)]
     for is_rocm in (True, False):
         monkeypatch.setattr(backend, "current_platform", SimpleNamespace(is_rocm=lambda is_rocm=is_rocm: is_rocm))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from flash_attn.call.calls import Options
+from flash_attn.attention.pages import attend_pages
+from flash_attn.call.calls import CacheCall, Options, replace
 from flash_attn.kernels.targets import NOT_EXECUTED, TARGETS
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
-from vllm_flash_rocm.attention import attend
 from vllm_flash_rocm.cache import FP8_CACHES, key_and_value, write
-from vllm_flash_rocm.metadata import FlashRocmMetadata, FlashRocmMetadataBuilder
+from vllm_flash_rocm.metadata import FlashRocmMetadata, FlashRocmMetadataBuilder, Part
 
 NAME = "FLASH_ROCM"
 MAX_HEAD_SIZE = 512
@@ -65,6 +65,10 @@ class FlashRocmBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_mm_prefix(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         return False  # a step is split by the lengths on the host
 
@@ -82,14 +86,10 @@ class FlashRocmBackend(AttentionBackend):
         use_mla: bool,  # noqa: ARG003
         has_sink: bool,  # noqa: ARG003
         use_sparse: bool,  # noqa: ARG003
-        use_mm_prefix: bool,
+        use_mm_prefix: bool,  # noqa: ARG003
         device_capability: Any,
     ) -> str | None:
-        """Why a cache of this type does not go with the model or with the GPU, or None. use_mm_prefix: a token of an
-        image attends to later tokens of the image.
-        """
-        if use_mm_prefix:
-            return "tokens of an image that attend to later ones have no kernel: use --attention-backend TRITON_ATTN"
+        """Why a cache of this type does not go with the model or with the GPU, or None."""
         if kv_cache_dtype in FP8_CACHES:
             if head_size % 16:
                 return f"kv_cache_dtype {kv_cache_dtype} needs a head_size that is a multiple of 16, got {head_size}"
@@ -166,12 +166,25 @@ class FlashRocmImpl(AttentionImpl[FlashRocmMetadata]):
         if attn_metadata is None:
             return output.zero_()
         caches = key_and_value(kv_cache, self.head_size, self._fp8)
-        scales = None if self._fp8 is None else (layer._k_scale, layer._v_scale)
-        for part in attn_metadata.parts:
-            output[part.first : part.stop] = attend(
-                query, caches, part, attn_metadata.max_seq_len, self.options, scales
-            )
+        for part in attn_metadata.mm_prefix_range or attn_metadata.parts:
+            rows = query[part.first : part.stop]
+            output[part.first : part.stop] = self._attend(rows, caches, part, attn_metadata.max_seq_len, layer)
         return output
+
+    def _attend(
+        self, rows: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], part: Part, max_seq_len: int, layer: Any
+    ) -> torch.Tensor:
+        """Attention of a part's queries (tokens, heads, head_size), in their shape."""
+        is_packed = part.cu_seqlens_q is not None
+        left, right = self.options.window_size
+        call = CacheCall(  # with options of its own, which the checks complete
+            q=rows if is_packed else rows.unflatten(0, (part.seq_lens.shape[0], -1)), k_cache=caches[0],
+            v_cache=caches[1], options=replace(self.options, causal=part.causal,
+            window_size=(left, right if part.causal else -1)), cache_seqlens=part.seq_lens,
+            block_table=part.block_table, cu_seqlens_q=part.cu_seqlens_q,
+            max_seqlen_q=part.max_query_len if is_packed else 0, max_seqlen_k=max_seq_len,
+        )  # fmt: skip
+        return attend_pages(call, layer._k_scale, layer._v_scale).view_as(rows)
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor

@@ -135,6 +135,7 @@ class CommonAttentionMetadata:
     block_table_tensor: torch.Tensor
     slot_mapping: torch.Tensor
     causal: Any = True
+    seq_lens_cpu_upper_bound: Any = None
     encoder_seq_lens: Any = None
     dcp_local_seq_lens: Any = None
     mm_req_doc_ranges: Any = None

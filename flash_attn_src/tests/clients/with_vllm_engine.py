@@ -3,8 +3,8 @@
     python flash_attn_src/tests/clients/with_vllm_engine.py llama llama:fp8 llama:ngram llama:page128 deepseek_v3
 
 The engine is vLLM's own: scheduler, chunked prefill (64 tokens a step), prefix cache, sampler. A case is a model and
-options: `fp8` for the cache, `ngram` for speculative decoding, `page128` for the page size. Without
-cases all of CASES run, or without compiled operators all of DENSE.
+options: `fp8` for the cache, `ngram` for speculative decoding, `page128` for the page size. The model `gemma3` gets
+images. Without cases all of CASES run, or without compiled operators all of DENSE.
 
 The environment has vLLM's Python files (`releases.py` unpacks them), what they import, torch and transformers. vLLM's
 wheel has no compiled operators for a CPU. Models with experts, speculative decoding and latent attention need them:
@@ -31,6 +31,7 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1",
 )  # fmt: skip
 
+import tiny_images
 import tiny_models
 import torch
 
@@ -54,7 +55,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     **{f"page{size}": {"block_size": size} for size in (16, 32, 64, 128)},
 }
-DENSE = ["llama", "llama:page32", "llama:page64", "llama:page128", "llama:fp8", "qwen3", "gemma2", "gemma3_text"]
+DENSE = [
+    "llama", "llama:page32", "llama:page64", "llama:page128", "llama:fp8", "qwen3", "gemma2", "gemma3_text", "gemma3",
+]  # fmt: skip
 CASES = [
     *DENSE, "qwen3_moe", "gpt_oss", "gpt_oss:fp8", "llama:ngram", "gpt_oss:ngram", "deepseek_v2", "deepseek_v3",
     "deepseek_v3:ngram",
@@ -139,24 +142,36 @@ def count_calls() -> Counter[str]:
     return counts
 
 
+def _of_text(model: Any, prompt: Any, answer: Any, _images: Any) -> torch.Tensor:
+    return tiny_models.log_probabilities(model, prompt, answer)
+
+
 def run(case: str) -> tuple[float, float, Counter[str]]:
     """The largest difference of a log probability to fp32, by vLLM and by transformers in bf16, and what ran."""
     from vllm import LLM, SamplingParams
 
     name, *options = case.split(":")
+    log_probabilities: Any = tiny_images.log_probabilities if name == "gemma3" else _of_text
     counts = count_calls()
     worst, worst_narrow = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        right, narrow = tiny_models.written(
-            name, Path(folder), has_fp8_cache="fp8" in options, repeats="ngram" in options
-        )
-        arguments: dict[str, Any] = {"block_size": 16}
+        arguments: dict[str, Any] = {"block_size": 16, "skip_tokenizer_init": True}
+        if name == "gemma3":
+            right, narrow = tiny_images.written(Path(folder))
+            prompts = tiny_images.prompts()
+            # vLLM's platform for ROCm sets it for such models, the one for a CPU does not.
+            arguments |= {"skip_tokenizer_init": False, "disable_chunked_mm_input": True}
+        else:
+            right, narrow = tiny_models.written(
+                name, Path(folder), has_fp8_cache="fp8" in options, repeats="ngram" in options
+            )
+            prompts = [(tokens, []) for tokens in tiny_models.prompts()]
         for option in options:
             arguments |= OPTIONS[option]
         if "draft" in options:
             arguments["speculative_config"] = {**arguments["speculative_config"], "model": folder}
         engine = LLM(
-            model=folder, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=256,
+            model=folder, dtype="bfloat16", enforce_eager=True, max_model_len=256,
             max_num_batched_tokens=64, max_num_seqs=8, num_gpu_blocks_override=128,
             max_logprobs=tiny_models.VOCABULARY, disable_log_stats=False,
             compilation_config={"custom_ops": ["none"], "mode": 0},
@@ -166,16 +181,18 @@ def run(case: str) -> tuple[float, float, Counter[str]]:
             max_tokens=tiny_models.TOKENS, temperature=0, logprobs=tiny_models.VOCABULARY, detokenize=False,
             ignore_eos=True,
         )  # fmt: skip
-        prompts = tiny_models.prompts()
         for asked in (prompts, prompts[-1:]):  # the second time out of the prefix cache
-            for result in engine.generate([{"prompt_token_ids": x} for x in asked], sampling, use_tqdm=False):
+            inputs = [
+                {"prompt_token_ids": x, "multi_modal_data": {"image": seen} if seen else None} for x, seen in asked
+            ]
+            for (_, seen), result in zip(asked, engine.generate(inputs, sampling, use_tqdm=False), strict=True):
                 (answer,) = result.outputs
                 counts["cached tokens"] = result.num_cached_tokens
                 by_token = [[row[token].logprob for token in range(len(row))] for row in answer.logprobs]
-                tokens = result.prompt_token_ids, answer.token_ids
-                expected = tiny_models.log_probabilities(right, *tokens)
+                tokens = result.prompt_token_ids, answer.token_ids, seen
+                expected = log_probabilities(right, *tokens)
                 worst = max(worst, float((torch.tensor(by_token) - expected).abs().max()))
-                rounded = tiny_models.log_probabilities(narrow, *tokens)
+                rounded = log_probabilities(narrow, *tokens)
                 worst_narrow = max(worst_narrow, float((rounded - expected).abs().max()))
         for metric in engine.get_metrics():
             if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value"):
@@ -191,7 +208,7 @@ def main() -> int:
     cases = args.cases or (CASES if args.operators else DENSE)
     for case in cases:
         name, *options = case.split(":")
-        if name not in tiny_models.MODELS or not {*options} <= {*OPTIONS}:
+        if name not in (*tiny_models.MODELS, "gemma3") or not {*options} <= {*OPTIONS}:
             parser.error(f"{case}: known models are {', '.join(tiny_models.MODELS)}, options {', '.join(OPTIONS)}")
     libraries = [add_latent_cache()]
     if args.operators:
