@@ -21,7 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from rocm_wheels.publish import github
 
 REPOSITORY = "owner/name"
 TOKEN = "secret-token-of-the-tests"
@@ -373,12 +376,13 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """Serves the hub at a free address while the block runs."""
+    """Serves the hub at a free address while the block runs. This process waits as short for it as a test can."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with _Server(("127.0.0.1", 0), handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield hub
+        with mock.patch.object(github, "BACKOFF_SECONDS", min(github.BACKOFF_SECONDS, 0.01)):
+            yield hub
         server.shutdown()
 
 
