@@ -170,6 +170,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew, to be read and committed")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    fewer_kernels.every_operation = config.option.markexpr == "long"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts tests that compile for minutes first, and then tests that wait for installers, because other tests run in
     parallel. Files that would otherwise run last, alone and for minutes, come early too. test_c_library.py builds what

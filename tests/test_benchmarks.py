@@ -277,6 +277,7 @@ def test_the_ways_to_launch_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert overhead.launching("JIT", device) == "Triton cannot be imported"
 
 
+@pytest.mark.long
 def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cold = importlib.import_module("cold_start")
     cold.main(["--device", "cpu", "--rounds", "1", "--json", str(tmp_path / "x.json")])

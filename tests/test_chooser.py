@@ -132,12 +132,12 @@ def test_without_a_choice_all_is_listed(browser: Browser, sites: Sites) -> None:
 @pytest.mark.parametrize(
     ("label", "value", "matches"),
     [
-        ("Python", "3.12", lambda wheel: wheel.python == "3.12"),
         ("torch", "2.10", lambda wheel: wheel.torch == "2.10"),
-        ("ROCm of torch", "6.1", lambda wheel: wheel.rocm == "6.1"),
+        pytest.param("Python", "3.12", lambda wheel: wheel.python == "3.12", marks=pytest.mark.long),
+        pytest.param("ROCm of torch", "6.1", lambda wheel: wheel.rocm == "6.1", marks=pytest.mark.long),
         ("GPU", "gfx1100", lambda wheel: "gfx1100" in wheel.targets),
-        ("Backend", "ck", lambda wheel: wheel.backend == "ck"),
-        ("flash-attn", "2.7.4", lambda wheel: wheel.flash_attn == "2.7.4"),
+        pytest.param("Backend", "ck", lambda wheel: wheel.backend == "ck", marks=pytest.mark.long),
+        pytest.param("flash-attn", "2.7.4", lambda wheel: wheel.flash_attn == "2.7.4", marks=pytest.mark.long),
         ("torch", "2.14", lambda wheel: wheel.torch == "2.14"),
     ],
 )
@@ -191,41 +191,45 @@ def test_text_without_versions_is_told(browser: Browser, sites: Sites) -> None:
 NEWEST = "torch==2.14.1+rocm7.2"
 
 
+# What is pasted, the state of the answer, and what it says; the job of the long tests pastes all.
+ANSWERS = [
+    ("system=Linux python=3.9.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1100", "missing", "for Python 3.10 and newer"),
+    ("python=3.11.1 torch=2.4.1+rocm6.1 hip=6.1.4 gpu=gfx1100", "torch", NEWEST),
+    ("python=3.11.1 torch=2.5.1+rocm5.7 hip=5.7.1 gpu=gfx1100", "torch", "for ROCm 6.1 and newer"),
+    (
+        "python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1201",
+        "torch",
+        "gfx1201 needs torch for ROCm 6.4 or newer",
+    ),
+    ("python=3.11.7 torch=2.8.0+rocm6.4 hip=6.4.1 gpu=gfx1151", "torch", "no kernels for gfx1151 before ROCm 7.0"),
+    ("python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1103", "found", "export HSA_OVERRIDE_GFX_VERSION=11.0.0"),
+    ("python=3.11.7 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1103", "found", 'is better: pip install "torch==2.14.1'),
+    ("python=3.12.3 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1010", "torch", '"torch[device-gfx1010]" --index-url'),
+    ("python=3.12.3 torch=2.12.0+rocm7.14.0 hip=7.14.1 gpu=gfx1010", "found", "flash_attn==2.8.3+rocm"),
+    (
+        "python=3.12.3 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1036,gfx1201",
+        "found",
+        "instead, HIP_VISIBLE_DEVICES",
+    ),
+    ("python=3.14.0t torch=2.14.1+rocm7.2 hip=7.2.1 gpu=gfx1201", "missing", "3.14t. Use Python 3.14."),
+    ("python=3.12.1 torch=2.16.0+rocm10.2 hip=10.2.1 gpu=gfx942", "found", "This torch is newer than 2.15"),
+    ("python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx906", "missing", "No wheel has kernels for gfx906."),
+    ("python=3.12.1 torch=2.6.0+cu124 hip=None gpu=NVIDIA H200", "torch", "This torch is not built for ROCm."),
+    ("torch              2.9.1+rocmsdk20260116", "", "does not say torch's ROCm: choose it"),
+    ("system=Darwin python=3.12.3 torch=2.13.0 hip=None gpu=", "missing", "for Linux and Windows on x86_64"),
+    (
+        "system=Windows python=3.12.3 torch=2.13.0+rocm10.0.0 hip=10.0 gpu=gfx942",
+        "missing",
+        "does not serve gfx942",
+    ),
+    ("system=Windows python=3.12.3 torch=2.13.0+cpu hip=None gpu=", "torch", 'pip install "torch[device-all]"'),
+    ("system=Windows python=3.12.3 torch=2.13.0+rocm10.0.0 hip=10.0 gpu=gfx1103", "found", "python -m pip"),
+]
+
+
 @pytest.mark.parametrize(
     ("pasted", "state", "said"),
-    [
-        ("system=Linux python=3.9.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1100", "missing", "for Python 3.10 and newer"),
-        ("python=3.11.1 torch=2.4.1+rocm6.1 hip=6.1.4 gpu=gfx1100", "torch", NEWEST),
-        ("python=3.11.1 torch=2.5.1+rocm5.7 hip=5.7.1 gpu=gfx1100", "torch", "for ROCm 6.1 and newer"),
-        (
-            "python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1201",
-            "torch",
-            "gfx1201 needs torch for ROCm 6.4 or newer",
-        ),
-        ("python=3.11.7 torch=2.8.0+rocm6.4 hip=6.4.1 gpu=gfx1151", "torch", "no kernels for gfx1151 before ROCm 7.0"),
-        ("python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx1103", "found", "export HSA_OVERRIDE_GFX_VERSION=11.0.0"),
-        ("python=3.11.7 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1103", "found", 'is better: pip install "torch==2.14.1'),
-        ("python=3.12.3 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1010", "torch", '"torch[device-gfx1010]" --index-url'),
-        ("python=3.12.3 torch=2.12.0+rocm7.14.0 hip=7.14.1 gpu=gfx1010", "found", "flash_attn==2.8.3+rocm"),
-        (
-            "python=3.12.3 torch=2.13.0+rocm7.2 hip=7.2.1 gpu=gfx1036,gfx1201",
-            "found",
-            "instead, HIP_VISIBLE_DEVICES",
-        ),
-        ("python=3.14.0t torch=2.14.1+rocm7.2 hip=7.2.1 gpu=gfx1201", "missing", "3.14t. Use Python 3.14."),
-        ("python=3.12.1 torch=2.16.0+rocm10.2 hip=10.2.1 gpu=gfx942", "found", "This torch is newer than 2.15"),
-        ("python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx906", "missing", "No wheel has kernels for gfx906."),
-        ("python=3.12.1 torch=2.6.0+cu124 hip=None gpu=NVIDIA H200", "torch", "This torch is not built for ROCm."),
-        ("torch              2.9.1+rocmsdk20260116", "", "does not say torch's ROCm: choose it"),
-        ("system=Darwin python=3.12.3 torch=2.13.0 hip=None gpu=", "missing", "for Linux and Windows on x86_64"),
-        (
-            "system=Windows python=3.12.3 torch=2.13.0+rocm10.0.0 hip=10.0 gpu=gfx942",
-            "missing",
-            "does not serve gfx942",
-        ),
-        ("system=Windows python=3.12.3 torch=2.13.0+cpu hip=None gpu=", "torch", 'pip install "torch[device-all]"'),
-        ("system=Windows python=3.12.3 torch=2.13.0+rocm10.0.0 hip=10.0 gpu=gfx1103", "found", "python -m pip"),
-    ],
+    [pytest.param(*each, marks=pytest.mark.long if place % 5 else ()) for place, each in enumerate(ANSWERS)],
 )
 def test_answers(browser: Browser, both: str, pasted: str, state: str, said: str) -> None:
     """A sample of test_advice.py, in a browser."""
@@ -303,8 +307,7 @@ def test_before_the_first_release(browser: Browser, sites: Sites) -> None:
         expect(page.get_by_role("link", name="ask for it")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")], ids=["phone", "desktop"])
 def test_fits_and_reads_on_every_screen(browser: Browser, sites: Sites, size: Mapping[str, int], scheme: str) -> None:
     """Nothing overflows the edge, and text has the contrast of WCAG AA, 4.5 to 1."""
     url = f"{sites.full}#python=3.11&torch=2.5&rocm=6.2"

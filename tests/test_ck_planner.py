@@ -1,6 +1,7 @@
 """The planner: every supported call maps to kernels of the table, whose argument holds the values of the call.
 
-It is built with the checks of -fsanitize=undefined, which abort the process. Its results are surrounded by guard bytes.
+In the job of the long tests it is built with the checks of -fsanitize=undefined, which abort the process. Its results
+are surrounded by guard bytes.
 """
 
 from __future__ import annotations
@@ -50,11 +51,16 @@ GUARD = b"\xa5" * 64
 SIZES = {instance.name for instance in ck_instances.table()}
 
 
-@pytest.fixture(scope="session", autouse=True)
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    """The planner of the package, built for the tests."""
-    flags = ("-fsanitize=undefined,bounds", "-fsanitize-trap=undefined,bounds")
-    path = ck_planner.build(tmp_path_factory.mktemp("planner"), cache=CACHE, flags=flags)
+CHECKS = ("-fsanitize=undefined,bounds", "-fsanitize-trap=undefined,bounds")
+
+
+@pytest.fixture(
+    scope="session", autouse=True,
+    params=[pytest.param((), id="as in a wheel"), pytest.param(CHECKS, id="with checks", marks=pytest.mark.long)],
+)  # fmt: skip
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """The planner of the package. Other tests take the one of a wheel too, from the same cache."""
+    path = ck_planner.build(tmp_path_factory.mktemp("planner"), cache=CACHE, flags=request.param)
     patch = pytest.MonkeyPatch()
     patch.setattr(planner, "PATH", path)
     planner.library.cache_clear()

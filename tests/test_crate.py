@@ -72,7 +72,9 @@ def run(script: str, library: Path, target: str, directory: Path, *more: str) ->
     return text
 
 
-@pytest.mark.parametrize("target", [pytest.param("gfx90a", marks=pytest.mark.long), "gfx942", "gfx1100"])
+@pytest.mark.parametrize(
+    "target", ["gfx942", *(pytest.param(each, marks=pytest.mark.long) for each in ("gfx90a", "gfx1100"))]
+)
 def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
     """Forward and backward: Rust reads a store, plans, loads and launches through AMD's runtime; the simulator
     executes.

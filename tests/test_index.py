@@ -203,15 +203,25 @@ class FullError(OSError):
     """Simulates a full disk, or SIGKILL: no later code works normally."""
 
 
-@pytest.mark.parametrize("point", range(40))
-def test_killed_at_any_point_of_its_swap_it_starts_again_and_ends_the_same(
-    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
-) -> None:
-    wheels = directory.read(dist).wheels
+@pytest.fixture(scope="module")
+def earlier_and_fresh(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A site before some wheels were published, and the files of the site with them."""
+    root, wheels = tmp_path_factory.mktemp("swap"), directory.read(dist).wheels
+    index.build(Catalogue(wheels=wheels), root / "fresh", versions=versions.load(), home=HOME)
     earlier = Catalogue(wheels=tuple(wheel for wheel in wheels if wheel.rocm != "7.1"))
-    out, fresh = tmp_path / "site", tmp_path / "fresh"
-    index.build(Catalogue(wheels=wheels), fresh, versions=versions.load(), home=HOME)
-    index.build(earlier, out, versions=versions.load(), home=HOME)
+    index.build(earlier, root / "earlier", versions=versions.load(), home=HOME)
+    return root / "earlier", tree(root / "fresh")
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(each, marks=pytest.mark.long if each % 2 else ()) for each in range(40)]
+)
+def test_killed_at_any_point_of_its_swap_it_starts_again_and_ends_the_same(
+    dist: Path, earlier_and_fresh: tuple[Path, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    point: int,
+) -> None:  # fmt: skip
+    wheels, out = directory.read(dist).wheels, tmp_path / "site"
+    shutil.copytree(earlier_and_fresh[0], out)
     (out / "CNAME").write_text("mine")
     left = [point]
 
@@ -231,7 +241,7 @@ def test_killed_at_any_point_of_its_swap_it_starts_again_and_ends_the_same(
         with contextlib.suppress(FullError):
             index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
     index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
-    assert {**tree(fresh), "CNAME": b"mine"} == tree(out)
+    assert {**earlier_and_fresh[1], "CNAME": b"mine"} == tree(out)
     assert [path.name for path in out.iterdir() if path.name.startswith(".site")] == []
 
 

@@ -64,7 +64,11 @@ def for_python(python: str, target: Path) -> list[str]:
     return [*options, "--only-binary", ":all:", "--target", str(target), "--ignore-installed"]
 
 
-@pytest.mark.parametrize(("wanted", "python", "torch", "rocm", "label"), SITUATIONS)
+# The job of the long tests asks pip, which takes ten times as long as uv, in every situation.
+@pytest.mark.parametrize(
+    ("wanted", "python", "torch", "rocm", "label"),
+    [pytest.param(*each, marks=pytest.mark.long if place % 4 else ()) for place, each in enumerate(SITUATIONS, 1)],
+)
 def test_pip_takes_the_right_wheel_and_dry_runs_download_none(
     site: Site, tmp_path: Path, wanted: str, python: str, torch: str, rocm: str, label: str
 ) -> None:
@@ -188,7 +192,10 @@ def test_flash_attn_3_brings_the_flash_attn_of_its_label(
     assert label.stdout == "2.8.3+rocm62torch2.5\n"
 
 
-@pytest.mark.parametrize("version", ["21.3", "22.3", "23.0", "23.1", "23.2", "24.0"])
+@pytest.mark.parametrize(
+    "version",
+    ["23.0", *(pytest.param(each, marks=pytest.mark.long) for each in ("21.3", "22.3", "23.1", "23.2", "24.0"))],
+)
 def test_old_pips_take_names_with_hyphens(site: Site, tmp_path: Path, version: str) -> None:
     """pip 22.3 to 23.1 compare METADATA's name letter by letter, where a page names the metadata as before PEP 714.
     Debian 12 has 23.0.1. tests were run with each minor version from 21.0 to 26.3 (2026-11-28).

@@ -50,7 +50,7 @@ def test_gives_up_in_the_end_and_says_how_to_continue(hub: Hub, dist: Path) -> N
         publish(hub, dist)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2))])
 def test_faults_of_github_change_nothing(hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(github, "ATTEMPTS", 12)
     hub.random = random.Random(fake_github.seed("faults", seed))

@@ -407,6 +407,7 @@ def _translated(scratch: Path, *variant: object) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_warps_beside_each_other_share_the_scores(tmp_path: Path) -> None:
     """On sm_90 at head dim 512, each of two warp groups computes half of the products of queries and keys, in the loop
     for whole blocks and in the loop for masked blocks.
@@ -423,7 +424,7 @@ def test_warps_beside_each_other_share_the_scores(tmp_path: Path) -> None:
     assert sum(columns) == 2 * (of_scores + of_values)
 
 
-@pytest.mark.parametrize("op", ["extend", "latent-extend-paged"])
+@pytest.mark.parametrize("op", ["extend", pytest.param("latent-extend-paged", marks=pytest.mark.long)])
 def test_products_of_queries_of_a_cache_stay_under_way(op: str, tmp_path: Path) -> None:
     """ptxas reports it if it serialises the `wgmma` instructions."""
     assembly, messages = _translated(tmp_path, op, "bf16", 512, "plain")

@@ -85,6 +85,7 @@ def _missing(name: str) -> str:
     raise ModuleNotFoundError(name=name)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("docker")
 def test_a_wheel_that_fails_its_tests_in_the_image_is_none(
     plan: Plan, parts: tuple[dict[str, Path], Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

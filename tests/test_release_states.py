@@ -207,8 +207,10 @@ def _pull_request(actions: Actions) -> Iterator[tuple[str, list[str]]]:
     yield "pull request", failed(actions.run(event="pull_request"))
 
 
-@pytest.mark.parametrize("steps", [_half, _tags, _nothing, *(pytest.param(each, marks=pytest.mark.long)
-                                   for each in (_targets, _dead, _nightly, _together, _pull_request))])  # fmt: skip
+LONG = (_tags, _targets, _dead, _nightly, _together, _pull_request)
+
+
+@pytest.mark.parametrize("steps", [_half, _nothing, *(pytest.param(each, marks=pytest.mark.long) for each in LONG)])
 def test_what_each_run_leaves_is_the_table_of_the_docs(actions: Actions, steps: Steps) -> None:
     rows = [f"| {state} | {', '.join(jobs) or 'none'} | {actions.left()} |" for state, jobs in steps(actions)]
     assert "\n".join(rows) in PAGE, "docs/notes/release-states.md lacks:\n" + "\n".join(rows)

@@ -62,7 +62,10 @@ def check(python: Path, torch: str, site: Site) -> str:
 
 # Each requirement with one torch by pip, which takes ten times as long as uv.
 CASES = [
-    *(("pip", requirement, TORCHES[place % len(TORCHES)]) for place, requirement in enumerate(REQUIREMENTS)),
+    *(
+        pytest.param("pip", requirement, TORCHES[place % len(TORCHES)], marks=pytest.mark.long if place else ())
+        for place, requirement in enumerate(REQUIREMENTS)
+    ),
     *(("uv", requirement, torch) for requirement in REQUIREMENTS for torch in TORCHES),
 ]
 
@@ -88,7 +91,7 @@ def test_without_torch_no_torch_for_cuda_comes(site: Site, tmp_path: Path, insta
 
 
 @pytest.mark.parametrize("requirement", ["flash-attn", "flash-attn>=2.7", "-U flash-attn"])
-@pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize("installer", [pytest.param("pip", marks=pytest.mark.long), "uv"])
 def test_newer_sources_on_pypi_are_kept_away_by_only_binary(
     site: Site, tmp_path: Path, installer: str, requirement: str
 ) -> None:

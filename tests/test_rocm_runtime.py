@@ -65,7 +65,7 @@ def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: 
 @pytest.mark.usefixtures("_runtime")
 def test_attention_by_the_kernels_of_a_wheel(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`python -m amdgpu_simulator wheel`; a GPU without kernels is reported."""
-    stores = kernels.compile_store(["gfx1030"], cache=CACHE, jobs=1, only="[fb]w*-bf16-d64")
+    stores = kernels.compile_store(["gfx1030"], cache=CACHE, jobs=1, only="?wd-[bd]*f16-d64")
     launcher = tmp_path / "_launcher.abi3.so"
     launcher.write_bytes(b"\x7fELF, where the launcher of these sources is taken")
     wheel = assemble.assemble(fake_parts.plan("gfx1030"), stores, launcher, tmp_path)
@@ -89,11 +89,11 @@ def test_a_gpu_of_another_target(kernel_store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("generic", "gpu"),
     [
-        ("gfx10-1-generic", "gfx1012"),
-        ("gfx10-3-generic", "gfx1036"),
+        pytest.param("gfx10-1-generic", "gfx1012", marks=pytest.mark.long),
+        pytest.param("gfx10-3-generic", "gfx1036", marks=pytest.mark.long),
         ("gfx11-generic", "gfx1103"),
         pytest.param("gfx11-generic", "gfx1152", marks=pytest.mark.long),  # the code that gfx1103 takes
-        ("gfx12-generic", "gfx1200"),
+        pytest.param("gfx12-generic", "gfx1200", marks=pytest.mark.long),
     ],
 )
 def test_a_generic_target_on_a_gpu_of_its_family(generic: str, gpu: str, tmp_path: Path) -> None:
@@ -118,6 +118,7 @@ def test_assembly_kernels(tmp_path: Path) -> None:
     assert "2 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_launch or capture", STORE=str(path))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_runtime")
 def test_attention_from_the_call_to_the_packets(tmp_path: Path) -> None:
     """FP8, with four kernels and arguments that HIP adds: the public API, the launcher, HIP, then the simulator with

@@ -227,7 +227,7 @@ def _commit(wheel: Path) -> str:
         return str(opened.build_info().get("commit") or "")
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
+@pytest.mark.parametrize("python", [*(pytest.param(each, marks=pytest.mark.long) for each in ("3.10", "3.12")), "3.14"])
 @pytest.mark.parametrize(("platform", "taken"), [("win_amd64", True), ("manylinux_2_17_x86_64", False)])
 def test_installers_that_accept_a_windows_wheel(
     python: str, platform: str, taken: bool, wheel: Path, tmp_path: Path
@@ -239,7 +239,7 @@ def test_installers_that_accept_a_windows_wheel(
     assert [path.name for path in tmp_path.iterdir()] == [NAME] * taken
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
+@pytest.mark.parametrize("python", ["3.10", "3.14"])
 def test_uv_takes_the_wheel_of_its_system(python: str, wheel: Path, tmp_path: Path) -> None:
     linux = wheelhouse.write(tmp_path / "both", Universal(flash_attn="2.8.3", python="3.10", backend="ck"))
     shutil.copy(wheel, tmp_path / "both")

@@ -344,6 +344,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_portable_python_as_comfyui_has_it(built: Built, installed: Path, tmp_path: Path) -> None:
     """A Python with a file ._pth reads neither variables nor the user's packages. Another process is spawned."""
     embedded = tmp_path / "ComfyUI windows" / "python_embeded"

@@ -110,7 +110,7 @@ CASES: list[tuple[str, dict[str, int], list[int], list[int], int | None, int | N
 ]
 
 
-@pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize("installer", [pytest.param("pip", marks=pytest.mark.long), "uv"])
 @pytest.mark.parametrize(
     ("releases", "yanked", "withdrawn", "pip", "uv"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )

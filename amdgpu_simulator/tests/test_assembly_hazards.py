@@ -26,7 +26,15 @@ def kernel(code: str) -> instructions.Kernel:
     return instructions.kernel("it", list(enumerate(code.split("\n"))), {})
 
 
-@pytest.mark.parametrize("one", SAMPLE.values(), ids=lambda one: f"{one.target}-{one.kernel}")
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(
+            one, id=f"{one.target}-{one.kernel}", marks=() if one.kernel.startswith("asm-fwd") else pytest.mark.long
+        )
+        for one in SAMPLE.values()
+    ],
+)
 def test_the_counts_in_the_data_file_are_current(one: package.CodeObject) -> None:
     assert assembly_hazards.counts(one) == one.places
 

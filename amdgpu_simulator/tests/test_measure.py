@@ -18,17 +18,16 @@ from rocm_wheels.compile import kernels
 
 def test_measure_prints_one_line_per_tile(capsys: pytest.CaptureFixture[str]) -> None:
     options = "matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention"
-    tiles = ["64,64,4,1,0", f"64,64,4,1,0,{options}", "64,64,3,1,0"]
+    tiles = [f"64,64,4,1,0,{options}", "64,64,3,1,0"]
     command.main(["cycles", "gfx942", "fwd-bf16-d32", *tiles])
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:7] == ["cycles", "util", "%", "matrix", "vector", "shared", "memory"]
     assert [row.split()[0] for row in rows] == tiles
-    for row in rows[:2]:
-        cycles, utilisation, *units = map(int, row.split()[1:7])
-        assert units[0] % 1024 == 0  # two products of 128 x 128 x 32 at 512 operations per cycle, on four SIMDs
-        assert max(units) <= cycles < 3 * max(units)
-        assert utilisation == round(100 * units[0] / cycles)
-    assert "cannot compile" in rows[2]
+    cycles, utilisation, *units = map(int, rows[0].split()[1:7])
+    assert units[0] % 1024 == 0  # two products of 128 x 128 x 32 at 512 operations per cycle, on four SIMDs
+    assert max(units) <= cycles < 3 * max(units)
+    assert utilisation == round(100 * units[0] / cycles)
+    assert "cannot compile" in rows[1]
 
 
 def test_a_kernel_of_a_cache() -> None:
@@ -39,7 +38,7 @@ def test_a_kernel_of_a_cache() -> None:
     assert 2048 <= found.matrix < found.cycles
 
 
-@pytest.mark.parametrize("name", ["fwd-bf16-d64-bias", "bwd-dbias-bf16-d64"])
+@pytest.mark.parametrize("name", ["fwd-bf16-d64-bias", pytest.param("bwd-dbias-bf16-d64", marks=pytest.mark.long)])
 def test_kernels_with_a_bias(name: str) -> None:
     variant = triton.parse_kernel(name)
     record = triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]).run(32)
@@ -48,7 +47,8 @@ def test_kernels_with_a_bias(name: str) -> None:
 
 
 def test_longer_load_latency_adds_cycles() -> None:
-    variant, tile = triton.parse_kernel("fwd-bf16-d32"), triton.parse_tile("64,64,4,1")
+    variant = triton.parse_kernel("fwd-bf16-d32")
+    tile = triton.parse_tile("64,64,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention")
     workload = triton.workload("gfx942", variant, tile)
     soon, late = (
         measure.measure(workload, replace(latencies("gfx942"), memory=cycles, cached=cycles)) for cycles in (0, 20000)

@@ -83,7 +83,7 @@ def main() -> None:
     library, target = ctypes.CDLL(sys.argv[1]), sys.argv[2]
     os.environ["CANDLE_FLASH_ROCM_HIP"] = os.environ["AMDGPU_HIP"]
     with tempfile.TemporaryDirectory() as scratch:
-        kernels = stored(target, Path(scratch))
+        kernels = stored(target, Path(scratch), CASES)
         os.environ["CANDLE_FLASH_ROCM_STORE"] = scratch
         for case in CASES:
             print(target, *case, *call(library, kernels, case), flush=True)

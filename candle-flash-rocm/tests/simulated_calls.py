@@ -95,11 +95,11 @@ def has_norms(target: str, dtype: str) -> bool:
     return dtype == "fp16" and targets.get(target).flushes_subnormals
 
 
-def stored(target: str, directory: Path, more: Sequence[Variant] = ()) -> list[Loaded]:
+def stored(target: str, directory: Path, cases: Sequence[Case], more: Sequence[Variant] = ()) -> list[Loaded]:
     """Compiles the kernels that the cases need, and `more`, and writes their store."""
     found, objects = [], {}
     variants = list(more)
-    for dtype in sorted({case.dtype for case in CASES}):
+    for dtype in sorted({case.dtype for case in cases}):
         variants += [Variant(operation, dtype, 32, "plain") for operation in ("fwd", "bwd-dq", "bwd-dkdv")]
         if has_norms(target, dtype):
             variants.append(Variant("bwd-norms", dtype, 64, "plain"))
@@ -246,7 +246,7 @@ def main() -> None:
     cases = {"": CASES, "amd": AMD_CASES, "amd-all": AMD_CASES + AMD_BACKWARD_CASES}[kind]
     os.environ["CANDLE_FLASH_ROCM_HIP"] = os.environ["AMDGPU_HIP"]
     with tempfile.TemporaryDirectory() as scratch:
-        loaded = amd_stored(target, Path(scratch), cases) if kind else stored(target, Path(scratch))
+        loaded = amd_stored(target, Path(scratch), cases) if kind else stored(target, Path(scratch), cases)
         for case in cases:
             print(target, *case, *call(library, target, loaded, Path(scratch), case), flush=True)
     print(f"{len(cases)} calls on {target}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--all-kernels", action="store_true", help="all of AMD's assembly kernels instead of a sample")
     parser.addoption("--jit", action="store_true", help="with --gfx: compiled as by a user's Triton at the first call")
+
+
+# Tests whose many cases repeat a few properties -> every which case runs always. The job of the long tests runs the
+# others. With these steps each value of a parameter has cases; of pairs, each member.
+STEPS = {
+    "test_cross_entropy.py::test_kernels": 7,
+    "test_dropout_mask.py::test_every_tiling_draws_the_definition": 3,
+    "test_flex.py::test_masks_and_scores": 2,
+    "test_flex.py::test_queries_and_keys_of_other_lengths": 5,
+    "test_flex.py::test_small_types_with_grouped_heads": 7,
+    "test_kvcache_kernels.py::test_pairs_of_options": 4,
+    "test_kvcache_kernels.py::test_values_with_a_head_dim_of_their_own": 3,
+    "test_layer_norm.py::test_kernels": 5,
+    "test_ranges.py::test_equals_dense_attention_with_the_mask": 3,
+    "test_sageattention.py::test_calls": 5,
+    "test_spas_sage_attn.py::test_calls": 5,
+    "test_spas_sage_attn.py::test_the_choice_and_attention_over_it": 4,
+    "test_sparse.py::test_equals_dense_attention_with_the_mask": 2,
+    "test_triton_backend.py::test_head_dims_and_dtypes": 2,
+    "test_triton_backend.py::test_masks_and_lengths": 2,
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the long tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen = Counter[str]()
+    for item in items:
+        name = f"{item.path.name}::{item.name.partition('[')[0]}"
+        if seen[name] % STEPS.get(name, 1):
+            item.add_marker(pytest.mark.long)
+        seen[name] += 1
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,6 +18,8 @@ from flash_attn.core import api
 _TESTS = Path(__file__).resolve().parent
 _CONTRACT = tomllib.loads((_TESTS / "contract.toml").read_text())
 VERSIONS = list(_CONTRACT["extension"])
+# A name of the extension each; the job of the long tests asks the others too.
+BY_NAME = [VERSIONS[0], *(pytest.param(each, marks=pytest.mark.long) for each in VERSIONS[1:-1]), VERSIONS[-1]]
 
 
 def install(version: str, directory: Path) -> Path:
@@ -26,6 +28,11 @@ def install(version: str, directory: Path) -> Path:
     shutil.copytree(source / "flash_attn", directory / "flash_attn", ignore=shutil.ignore_patterns("__pycache__"))
     for module in source.glob("flash_*.py"):
         shutil.copyfile(module, directory / module.name)
+    return of_release(version, directory)
+
+
+def of_release(version: str, directory: Path) -> Path:
+    """Makes the package of a directory that of another release."""
     (directory / "flash_attn" / "_build_info.json").write_text(json.dumps({"version": version}))
     return directory
 
@@ -41,9 +48,17 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 OTHER_NAMES = {"2.7.3": "2.7.4", "2.8.0.post2": "2.8.3"}
 
 
-@pytest.fixture(scope="module", params=[*VERSIONS, *OTHER_NAMES])
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    directory = install(request.param, tmp_path_factory.mktemp("release"))
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for a release after another: Python compiles its modules once."""
+    return install(VERSIONS[0], tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(
+    scope="module", params=[*VERSIONS, *(pytest.param(each, marks=pytest.mark.long) for each in OTHER_NAMES)]
+)
+def report(request: pytest.FixtureRequest, installed: Path) -> dict[str, Any]:
+    directory = of_release(request.param, installed)
     release = OTHER_NAMES.get(request.param, request.param)
     done = run(directory, str(_TESTS / "contract_report.py"), release)
     assert done.returncode == 0, done.stderr
@@ -83,8 +98,8 @@ def test_nothing_needs_triton(report: dict[str, Any]) -> None:
 @pytest.mark.skipif(
     not (_TESTS.parent / "flash_attn_2_cuda.py").is_file(), reason="flash_attn_2_cuda.py is not in the tree yet"
 )
-@pytest.mark.parametrize("version", VERSIONS)
-def test_extension_attribute(version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", BY_NAME)
+def test_extension_attribute(version: str, installed: Path) -> None:
     name = _CONTRACT["extension"][version]
     other = {"flash_attn_cuda": "flash_attn_gpu", "flash_attn_gpu": "flash_attn_cuda"}[name]
     code = f"""
@@ -96,7 +111,7 @@ from flash_attn.flash_attn_triton_amd import interface_fa as v1, interface_v2 as
 assert v1.fwd is v2.fwd
 from flash_attn.flash_attn_interface import {other}
 """
-    done = run(install(version, tmp_path), "-c", code)
+    done = run(of_release(version, installed), "-c", code)
     assert done.stdout.strip() == "flash_attn.flash_attn_triton_amd.interface_v2"
     assert re.search(rf"^ImportError: cannot import name '{other}'", done.stderr, re.MULTILINE), done.stderr
 
@@ -124,8 +139,8 @@ def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
     assert answers == f"{selected == 'TRUE'} False False False"
 
 
-def test_additions_of_2_8_4(tmp_path: Path) -> None:
-    done = run(install("2.8.4", tmp_path), str(_TESTS / "since_2_8_4.py"))
+def test_additions_of_2_8_4(installed: Path) -> None:
+    done = run(of_release("2.8.4", installed), str(_TESTS / "since_2_8_4.py"))
     assert done.returncode == 0, done.stderr
 
 

@@ -23,6 +23,7 @@ from rocm_wheels.wheel import assemble, hub
 
 _TESTS = Path(__file__).resolve().parent
 VERSIONS = ("2.6.3", "2.7.4", "2.8.3")
+OF_EVERY_VERSION = [*(pytest.param(each, marks=pytest.mark.long) for each in VERSIONS[:-1]), VERSIONS[-1]]
 INTERFACES = ("flash_attn_3", "flash_attn_4", "sageattention")
 LABEL = "rocm62torch2.5triton"
 
@@ -109,8 +110,8 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
         pytest.param(4, "flash_attention_2", 3, marks=pytest.mark.long),
         pytest.param(4, "flash_attention_3", 3, marks=pytest.mark.long),
         (5, "flash_attention_2", 7),
-        (5, "flash_attention_3", 3),
-        (5, "flash_attention_4", 3),
+        pytest.param(5, "flash_attention_3", 3, marks=pytest.mark.long),
+        pytest.param(5, "flash_attention_4", 3, marks=pytest.mark.long),
         pytest.param(5, "sdpa", 4, marks=pytest.mark.long),
         pytest.param(5, "flex_attention", 5, marks=pytest.mark.long),
     ],
@@ -121,6 +122,7 @@ def test_transformers(clients: Clients, version: int, implementation: str, model
     assert said.count("12 tokens generated as by eager attention") == models
 
 
+@pytest.mark.long
 def test_transformers_by_the_package_kernels(clients: Clients, tmp_path: Path) -> None:
     """transformers sends models with sinks to a repository of this name. An installed flash_attn is not used."""
     hub.write(clients.wheel(VERSIONS[-1]), tmp_path)
@@ -146,6 +148,7 @@ print(path, loaded.flash_attn_func(*torch.ones(3, 1, 4, 2, 8)).sum().item())
     assert "flex_attention: 1 calls served by flash_attn, 0 by PyTorch" in said
 
 
+@pytest.mark.long
 def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, tmp_path: Path) -> None:
     """The repository of a universal wheel, whose stores are stand-ins."""
     machine = Machine(cores=1, available_mib=4096)
@@ -162,11 +165,12 @@ def test_transformers_by_the_package_kernels_on_every_family(clients: Clients, t
     assert "ROCm arch gfx906" in said[-1]
 
 
-@pytest.mark.parametrize("version", [pytest.param("2.6.3", marks=pytest.mark.long), "2.8.3"])
+@pytest.mark.parametrize("version", OF_EVERY_VERSION)
 def test_diffusers(clients: Clients, version: str) -> None:
     assert f"flash_attn {version}, cpu" in clients.run("transformers-5", "with_diffusers.py", version=version)
 
 
+@pytest.mark.long
 def test_sageattention_in_diffusers(clients: Clients) -> None:
     said = clients.run("transformers-5", "with_sageattention.py")
     assert said.count("backend ") == 6
@@ -192,11 +196,13 @@ def test_training(clients: Clients) -> None:
     assert said.count("FSDP2, ") == 6
 
 
+@pytest.mark.long
 def test_diffusers_on_two_ranks(clients: Clients) -> None:
     said = clients.run("transformers-5", "with_diffusers_ranks.py")
     assert said.count("ring: equal to one call") == said.count("ulysses: equal to one call") == 2
 
 
+@pytest.mark.long
 def test_ring_flash_attn(clients: Clients) -> None:
     said = clients.run("transformers-4", "with_ring_flash_attn.py")
     assert said.count("equal to one call") == 6
@@ -210,13 +216,13 @@ def test_yunchang(clients: Clients) -> None:
     assert f"flash_attn {VERSIONS[-1]}: 2 processes" in said
 
 
-@pytest.mark.parametrize("version", ["2.6.3", pytest.param("2.7.4", marks=pytest.mark.long), "2.8.3"])
+@pytest.mark.parametrize("version", OF_EVERY_VERSION)
 def test_import_probes(clients: Clients, version: str) -> None:
     said = clients.run("transformers-5", "probes.py", version=version)
     assert said.count("as it expects") >= 5
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", OF_EVERY_VERSION)
 def test_versions_parse(clients: Clients, version: str) -> None:
     """Plain in the package, labelled in the metadata."""
     code = "import flash_attn, importlib.metadata as m; print(flash_attn.__version__, m.version('flash_attn'))"
@@ -224,6 +230,9 @@ def test_versions_parse(clients: Clients, version: str) -> None:
     assert said.split() == [version, f"{version}+{LABEL}"]
 
 
-@pytest.mark.parametrize("group", ["kernels", "transformers-4", "transformers-5"])
+@pytest.mark.parametrize(
+    "group",
+    [*(pytest.param(group, marks=pytest.mark.long) for group in ("kernels", "transformers-4")), "transformers-5"],
+)
 def test_requirements_hold(clients: Clients, group: str) -> None:
     assert "No broken requirements" in _run(clients.environment(group), "-m", "pip", "check")

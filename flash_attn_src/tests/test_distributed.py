@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -77,45 +78,69 @@ def _tables() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(16.0).view(4, 4), torch.arange(20.0).view(5, 4) * 100
 
 
-def test_all_gather(tmp_path: Path) -> None:
+Results = dict[Any, list[list[torch.Tensor]]]  # work -> the results of each rank
+_WORKS = (_gather, _scatter, _reduce, _models, _uneven, _embeddings)
+
+
+def _all(rank: int) -> list[torch.Tensor]:
+    """The results of all works, each after their number."""
+    found: list[torch.Tensor] = []
+    for work in _WORKS:
+        of_one = work(rank)
+        found += [torch.tensor(len(of_one)), *of_one]
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Two processes do all works, because their start takes longest."""
+    found: Results = {work: [] for work in _WORKS}
+    for of_rank in both(tmp_path_factory.mktemp("ranks"), _all):
+        rest = iter(of_rank)
+        for work in _WORKS:
+            found[work].append(list(islice(rest, int(next(rest)))))
+    return found
+
+
+def test_all_gather(results: Results) -> None:
     parts = [torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(2)]
-    for rank, (whole, gradient, raw) in enumerate(both(tmp_path, _gather)):
+    for rank, (whole, gradient, raw) in enumerate(results[_gather]):
         assert torch.equal(whole, torch.cat([x.t() for x in parts]))
         assert torch.equal(raw, torch.cat(parts))
         assert torch.equal(gradient, torch.arange(12.0).view(6, 2)[rank * 3 : rank * 3 + 3].t() * 3)
 
 
-def test_reduce_scatter(tmp_path: Path) -> None:
+def test_reduce_scatter(results: Results) -> None:
     whole = torch.arange(8.0).view(4, 2) * 3
-    for rank, (part, gradient) in enumerate(both(tmp_path, _scatter)):
+    for rank, (part, gradient) in enumerate(results[_scatter]):
         assert torch.equal(part, whole[rank * 2 : rank * 2 + 2])
         assert gradient.tolist() == [[1.0, 10.0]] * 2 + [[2.0, 11.0]] * 2
 
 
-def test_all_reduce(tmp_path: Path) -> None:
-    for rank, (total, gradient) in enumerate(both(tmp_path, _reduce)):
+def test_all_reduce(results: Results) -> None:
+    for rank, (total, gradient) in enumerate(results[_reduce]):
         assert total.tolist() == [3.0, 5.0]
         assert gradient.tolist() == [rank + 2.0] * 2
 
 
-def test_parameters_and_gradients_of_a_model(tmp_path: Path) -> None:
-    for rank, (weights, gradients) in enumerate(both(tmp_path, _models)):
+def test_parameters_and_gradients_of_a_model(results: Results) -> None:
+    for rank, (weights, gradients) in enumerate(results[_models]):
         assert weights.flatten().tolist() == [rank + 1.0, 1.0, rank + 1.0]
         assert gradients.flatten().tolist() == [rank + 5.0, rank + 5.0, 11.0]
 
 
-def test_rows_that_do_not_divide(tmp_path: Path) -> None:
-    both(tmp_path, _uneven)
+def test_rows_that_do_not_divide(results: Results) -> None:
+    assert results[_uneven] == [[], []]
 
 
-def test_embeddings_are_shared_out(tmp_path: Path) -> None:
+def test_embeddings_are_shared_out(results: Results) -> None:
     whole = GPT2Embeddings(4, 4, 5)
     for each, table in zip((whole.word_embeddings, whole.position_embeddings), _tables(), strict=True):
         each.weight.data.copy_(table)
     wanted = whole(torch.tensor([[3, 0, 1], [2, 2, 1]]))
     wanted.square().sum().backward()
     words, places = whole.word_embeddings.weight.grad, whole.position_embeddings.weight.grad
-    for rank, (part, *gradients, all_rows, _, _) in enumerate(both(tmp_path, _embeddings)):
+    for rank, (part, *gradients, all_rows, _, _) in enumerate(results[_embeddings]):
         assert torch.equal(part, wanted.view(6, 4)[rank * 3 : rank * 3 + 3])
         assert torch.equal(all_rows, wanted)
         assert torch.equal(gradients[0], words.chunk(2)[rank])

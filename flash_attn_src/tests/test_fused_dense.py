@@ -154,10 +154,17 @@ def _attention(rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("work", [_layers, _attention])
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_over_two_processes(tmp_path: Path, sequence_parallel: bool, work: Callable[..., list[torch.Tensor]]) -> None:
-    for found in both(tmp_path, functools.partial(work, sequence_parallel=sequence_parallel)):
+def _all(rank: int) -> list[torch.Tensor]:
+    return [
+        x
+        for work in (_layers, _attention)
+        for sequence_parallel in (True, False)
+        for x in work(rank, sequence_parallel)
+    ]
+
+
+def test_over_two_processes(tmp_path: Path) -> None:
+    for found in both(tmp_path, _all):
         for out, dx, wanted, wanted_dx in zip(*(found[i::4] for i in range(4)), strict=True):
             assert_close("out", out, wanted)
             assert_close("dx", dx, wanted_dx)

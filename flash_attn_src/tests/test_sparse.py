@@ -174,7 +174,10 @@ def _write(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize(("backend", "mode"), [("aot_eager", torch.inference_mode), ("inductor", torch.no_grad)])
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [("aot_eager", torch.inference_mode), pytest.param("inductor", torch.no_grad, marks=pytest.mark.long)],
+)
 def test_a_mask_counts_as_it_is_at_the_call(backend: str, mode: Any) -> None:
     """Inductor computes the second mask in the memory of the first one."""
     q = _draw(1, 256, 2, 32, dtype=FULL)

@@ -278,6 +278,7 @@ def test_code_of_decoding() -> None:
     assert launched == ["decode-fp16-d64", "combine-fp16-d128"]
 
 
+@pytest.mark.long
 def test_code_of_the_backward() -> None:
     inputs = normal((1, 70, 2, 64), (1, 90, 1, 64), (1, 90, 1, 64))
     with gpu.pretend(TARGET) as launched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -12,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 
-def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any, both_done: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    queue.put((rank, [x.tolist() for x in work(rank)]))
+def _one_rank(rank: int, directory: Path, work: Callable[[int], list[torch.Tensor]], both_done: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
+    (directory / str(rank)).write_text(json.dumps([x.tolist() for x in work(rank)]))
     # gloo fails in a rank whose peer ends first, while it connects or in gloo's own barrier.
     both_done.wait()
     dist.destroy_process_group()
@@ -25,12 +26,11 @@ def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], 
 def both(tmp_path: Path, work: Callable[[int], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
     """Runs `work` with the number of each rank. Returns the results."""
     context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    arguments = (str(tmp_path / "store"), work, queue, context.Barrier(2, timeout=120))
+    arguments = (tmp_path, work, context.Barrier(2, timeout=120))
     workers = [context.Process(target=_one_rank, args=(rank, *arguments)) for rank in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    return [[torch.tensor(x) for x in found] for _, found in sorted(queue.get() for _ in workers)]
+    return [[torch.tensor(x) for x in json.loads((tmp_path / str(rank)).read_text())] for rank in range(2)]

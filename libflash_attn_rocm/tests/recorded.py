@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ def signature_of(variant: Variant) -> tuple[tuple[str, ...], str]:
     return names, "".join(launch_letter(variant.operation.argument_type(name, variant.dtype)) for name in names)
 
 
-def write_store(directory: Path) -> Signatures:
-    """Writes the store of the target, all kernels in it. Returns what their arguments are."""
+def write_store(directory: Path, left_out: Container[str] = ()) -> Signatures:
+    """Writes the store of the target, with all kernels but `left_out`. Returns what their arguments are."""
     objects: dict[str, tuple[str, Compiled]] = {}
     every: Signatures = {}
-    for variant in table(TARGET):
+    for variant in (each for each in table(TARGET) if each.name not in left_out):
         names, letters = every[variant.name] = signature_of(variant)
         image = f"stub {variant.name} {len(names)}\n\0".encode()
         entry = {

@@ -30,7 +30,7 @@ from amdgpu_simulator.isa import machine  # noqa: E402
 # that HIP fills, which the memory of this process is not.
 CASES = (
     crate.Case("bf16", 1, 70, 2, 1, 32, True),
-    crate.Case("fp16", 2, 33, 2, 2, 24, False),
+    crate.Case("bf16", 2, 33, 2, 2, 24, False),
 )
 
 
@@ -83,14 +83,14 @@ def compare_options(library: Library, opened: Any, loaded: list[crate.Loaded]) -
     """
     torch.manual_seed(0)
     batch, rows, heads, heads_k, dim = 2, 33, 2, 1, 32
-    q, out = (torch.randn(batch, rows, heads, dim, dtype=torch.float16) for _ in range(2))
-    k, v = (torch.randn(batch, rows, heads_k, dim, dtype=torch.float16) for _ in range(2))
-    bias, sinks = torch.randn(batch, 1, rows, rows, dtype=torch.float16), torch.randn(heads)
+    q, out = (torch.randn(batch, rows, heads, dim, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, rows, heads_k, dim, dtype=torch.bfloat16) for _ in range(2))
+    bias, sinks = torch.randn(batch, 1, rows, rows, dtype=torch.bfloat16), torch.randn(heads)
     bias[:, :, torch.ones(rows, rows, dtype=torch.bool).triu(1)] = float("-inf")
     lengths, lse = torch.tensor([33, 20], dtype=torch.int32), torch.empty(batch * heads * rows)
     shape = {
-        "batch": batch, "heads": heads, "heads_k": heads_k, "head_dim": dim, "seqlen_q": rows, "seqlen_k": rows,
-        "softmax_scale": 0.3, "window_left": -1, "window_right": -1,
+        "dtype": 1, "batch": batch, "heads": heads, "heads_k": heads_k, "head_dim": dim, "seqlen_q": rows,
+        "seqlen_k": rows, "softmax_scale": 0.3, "window_left": -1, "window_right": -1,
     }  # fmt: skip
     tensors = {"q": operand(q), "k": operand(k), "v": operand(v), "out": operand(out), "lse": lse.data_ptr()}
     masked = {
@@ -155,7 +155,7 @@ def main(path: str, target: str) -> None:
     os.environ["CANDLE_FLASH_ROCM_HIP"] = os.environ["AMDGPU_HIP"]
     library = Library(Path(path))
     with tempfile.TemporaryDirectory() as directory:
-        loaded = crate.stored(target, Path(directory), [Variant("fwd", "fp16", 32, "bias")])
+        loaded = crate.stored(target, Path(directory), CASES, [Variant("fwd", "bf16", 32, "bias")])
         opened = library.open(Path(directory))
         for case in CASES:
             print(target, *case, *compare(library, opened, loaded, case), flush=True)
