@@ -35,44 +35,40 @@ CACHE = ROOT / "build" / "test-cache"
 SUBSETS = {"gfx942": "dot-bf16-d32-*", "gfx950": "fwd-bf16-d128-batch-mask-dropout"}
 
 
-@pytest.fixture(scope="session")
-def stores() -> dict[str, Path]:
-    return {
-        target: kernels.compile_store([target], cache=CACHE, jobs=2, only=only, backend="ck")[target]
-        for target, only in SUBSETS.items()
-    }
+def store_of(target: str) -> Path:
+    return kernels.compile_store([target], cache=CACHE, jobs=2, only=SUBSETS[target], backend="ck")[target]
 
 
+@pytest.mark.parametrize("target", ["gfx942", pytest.param("gfx950", marks=pytest.mark.long)])
 def test_code_objects_match_the_manifest_and_the_planner(
-    stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner = sources.module("core.ck_planner")
     planner.library.cache_clear()
     monkeypatch.setattr(planner, "PATH", ck_planner.build(tmp_path, cache=CACHE))
     planned = planner.kernels()
     planner.library.cache_clear()
-    for target, path in stores.items():
-        store = sources.module("core.store").Store(path)
-        assert store.manifest["compiler"]["name"] == "ziglang"
-        assert store.manifest["planner"] == hashlib.sha256(planner.PATH.read_bytes()).hexdigest()
-        assert set(store.kernels) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
-        for name, image in store.images():
-            entry = store.kernels[name]
-            assert str(ROOT).encode() not in image
-            symbols = ELFFile(io.BytesIO(image)).get_section_by_name(".symtab")
-            assert isinstance(symbols, SymbolTableSection)
-            assert symbols.get_symbol_by_name(f"{entry['symbol']}.kd")
-            kernel = codeobject.read_all(image)[entry["symbol"]]
-            assert kernel.target == target
-            assert entry["params"] == f"B{kernel.argument_bytes}" == f"B{planned[name]}"
-            assert (kernel.arguments, kernel.private, kernel.vgpr_spills) == (1, 0, 0)
-            assert entry["threads"] == kernel.threads
-            assert entry["isa"].get("mfma", 0) > 0 or not name.startswith("fwd")
-            assert "scratch" not in entry["isa"]
+    store = sources.module("core.store").Store(store_of(target))
+    assert store.manifest["compiler"]["name"] == "ziglang"
+    assert store.manifest["planner"] == hashlib.sha256(planner.PATH.read_bytes()).hexdigest()
+    assert set(store.kernels) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
+    for name, image in store.images():
+        entry = store.kernels[name]
+        assert str(ROOT).encode() not in image
+        symbols = ELFFile(io.BytesIO(image)).get_section_by_name(".symtab")
+        assert isinstance(symbols, SymbolTableSection)
+        assert symbols.get_symbol_by_name(f"{entry['symbol']}.kd")
+        kernel = codeobject.read_all(image)[entry["symbol"]]
+        assert kernel.target == target
+        assert entry["params"] == f"B{kernel.argument_bytes}" == f"B{planned[name]}"
+        assert (kernel.arguments, kernel.private, kernel.vgpr_spills) == (1, 0, 0)
+        assert entry["threads"] == kernel.threads
+        assert entry["isa"].get("mfma", 0) > 0 or not name.startswith("fwd")
+        assert "scratch" not in entry["isa"]
 
 
-def test_inspect_shows_each_kernel_of_an_object(stores: dict[str, Path]) -> None:
-    report = inspect_store.report(stores["gfx942"])
+def test_inspect_shows_each_kernel_of_an_object() -> None:
+    report = inspect_store.report(store_of("gfx942"))
     assert "dot-bf16-d32-batch" in report
     assert "dot-bf16-d32-group" in report
     assert report.startswith("gfx942: 2 kernels")
@@ -134,13 +130,13 @@ def test_rocms_clang_brings_its_own_library(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.long
-def test_the_same_unit_gives_the_same_bytes(stores: dict[str, Path], tmp_path: Path) -> None:
-    with zipfile.ZipFile(stores["gfx942"]) as archive:
+def test_the_same_unit_gives_the_same_bytes(tmp_path: Path) -> None:
+    with zipfile.ZipFile(store_of("gfx942")) as archive:
         (name,) = (name for name in archive.namelist() if name != "manifest.json")
         before = archive.read(name)
     shutil.copytree(CACHE / "composable_kernel", tmp_path / "composable_kernel")
     again = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=SUBSETS["gfx942"], backend="ck")["gfx942"]
-    assert again.read_bytes() == stores["gfx942"].read_bytes()
+    assert again.read_bytes() == store_of("gfx942").read_bytes()
     with zipfile.ZipFile(again) as archive:
         assert archive.read(name) == before
 
@@ -165,11 +161,12 @@ print(json.dumps([[launch.kernel for launch in launches], flash_attn.backend_inf
 """
 
 
-def test_a_wheel_of_them_plans_calls(data: Versions, stores: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_wheel_of_them_plans_calls(data: Versions, tmp_path: Path) -> None:
     target = {"PYTORCH_ROCM_ARCH": "gfx950"}
     plan = make_plan(data, flash_attn="2.8.3", python="3.11", torch="2.13.0", rocm="7.2", env=target)
     built = [build(tmp_path, cache=CACHE) for build in (launcher.build, ck_planner.build)]
-    raw = assemble.assemble(plan, {"gfx950": stores["gfx950"]}, built[0], tmp_path / "raw", planner=built[1])
+    raw = assemble.assemble(plan, {"gfx950": store_of("gfx950")}, built[0], tmp_path / "raw", planner=built[1])
     repaired = repair.repair(raw, tmp_path)
     assert "manylinux_2_17_x86_64" in names.parse(repaired.name).platforms
     assert names.parse(repaired.name).backend == "ck"

@@ -111,6 +111,7 @@ def test_no_module_imports_an_installed_flash_attn(variants: list[Path]) -> None
                 assert not [name for name in names if name.partition(".")[0] == "flash_attn"], module
 
 
+@pytest.mark.long
 def test_variants_and_an_installed_flash_attn_run_in_one_process(variants: list[Path]) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", LOAD, FLASH_ATTN_SRC, *variants], capture_output=True, text=True, check=False

@@ -42,6 +42,7 @@ def parts(tmp_path: Path) -> tuple[dict[str, Path], Path, Path]:
     return {name: fake_parts.store(tmp_path / "stores", name) for name in ("gfx942", "gfx1100")}, launcher, planner
 
 
+@pytest.mark.long
 def test_the_wheel_is_the_same_as_without_the_image(
     plan: Plan, docker: Path, parts: tuple[dict[str, Path], Path, Path], tmp_path: Path,
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

@@ -47,6 +47,7 @@ STEPS = {
     "test_sageattention.py::test_calls": 5,
     "test_spas_sage_attn.py::test_calls": 5,
     "test_spas_sage_attn.py::test_the_choice_and_attention_over_it": 4,
+    "test_sdpa_switch.py::test_strides_of_the_result_are_pytorchs": 3,
     "test_sparse.py::test_equals_dense_attention_with_the_mask": 2,
     "test_triton_backend.py::test_head_dims_and_dtypes": 2,
     "test_triton_backend.py::test_masks_and_lengths": 2,

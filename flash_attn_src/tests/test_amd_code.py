@@ -174,6 +174,7 @@ def test_dropout(target: str, dim: int) -> None:
     check(found, lambda *x, dtype: attention(*x, dropout_p=0.3, kept=kept, dtype=dtype)[0], inputs)
 
 
+@pytest.mark.long
 def test_the_order_of_waves_changes_nothing() -> None:
     """On a GPU, waves run in any order between two barriers. Eight heads go to eight dies."""
     inputs = tensors(*[(1, 100, 8, 32)] * 3, dtype=torch.bfloat16)

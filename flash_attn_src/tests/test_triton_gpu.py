@@ -14,7 +14,8 @@ from flash_attn.core import device
 from flash_attn.kernels.targets import fp8_format
 from torch.autograd import forward_ad
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU that torch can use", allow_module_level=True)
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 DIMS = [24, 32, 64, 80, 96, 128, 192, 256, 512]
