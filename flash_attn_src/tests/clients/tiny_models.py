@@ -37,6 +37,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "gemma2": {"query_pre_attn_scalar": 16, **WINDOW},
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, **WINDOW},
+    "mistral": WINDOW,
+    "qwen2": {},
+    "phi3": {"hidden_size": 384},  # heads of 96 numbers
+    "olmo2": {},
+    "starcoder2": WINDOW,
+    "gpt_neox": {"hidden_size": 128, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    "falcon": {"multi_query": True, "parallel_attn": True},
+    "bloom": {},  # ALiBi
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, **EXPERTS},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 4, "max_position_embeddings": 131072, **WINDOW},
     "deepseek_v2": {"topk_method": "greedy", "scoring_func": "softmax", **LATENT},
@@ -77,6 +85,8 @@ def written(name: str, folder: Path, has_fp8_cache: bool = False, repeats: bool 
     for weights_name, weights in made.named_parameters():
         if weights.dim() > 1 or "sinks" in weights_name:
             torch.nn.init.normal_(weights, std=0.15 if weights.dim() > 1 else 1.0)
+        elif weights_name.endswith(("q_proj.bias", "k_proj.bias", "query_key_value.bias")) and name != "gpt_oss":
+            torch.nn.init.normal_(weights)
     if repeats:
         with torch.no_grad():
             _repeat(made)

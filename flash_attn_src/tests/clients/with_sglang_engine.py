@@ -5,8 +5,9 @@
 The engine is SGLang's own, as its server starts it: a process that schedules and runs the model, chunked prefill (64
 tokens a step), the prefix cache, and the processes beside it. They are forks of this one. A case is a model and
 options: `page64` for the page size, `mixed` for steps with prefill and decoding, `graph` for decoding by SGLang's own
-graph runner over a tape (`sglang_graphs.py`), `standalone` for speculative decoding, which is refused. Without
-arguments all of CASES run. SGLang itself refuses a pool in FP8 on a CPU without AMX.
+graph runner over a tape (`sglang_graphs.py`), `http` for SGLang's server with requests over HTTP (`sglang_server.py`),
+`standalone` for speculative decoding, which is refused. Without arguments all of CASES run. SGLang itself refuses a
+pool in FP8 on a CPU without AMX.
 
 The environment has SGLang's files (`releases.py` unpacks them), what they import, torch and transformers, and the
 plug-in installed. SGLang's compiled operator for a CPU that this needs is written here in PyTorch.
@@ -30,6 +31,7 @@ from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 
+import sglang_server
 import tiny_models
 import torch
 
@@ -37,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{f"page{size}": {"page_size": size} for size in (1, 16, 32, 64, 128)},
     "mixed": {"enable_mixed_chunk": True},
     "graph": {},
+    "http": {},
     "standalone": {
         "speculative_algorithm": "STANDALONE",
         "speculative_num_steps": 3,
@@ -51,6 +54,7 @@ REFUSED = {
 }
 CASES = [
     "llama", "llama:page16", "llama:page64", "llama:page128", "llama:mixed", "llama:graph", "llama:graph:page64",
+    "llama:http:page16",
     "qwen3", "qwen3_moe", "qwen3_moe:graph", "gemma3_text", "gemma3_text:graph", *REFUSED,
 ]  # fmt: skip
 TOLERANCE = 0.01  # the constant
@@ -140,9 +144,11 @@ def run(case: str, refusals: Path) -> tuple[float, float, dict[str, int]]:
             arguments |= OPTIONS[option]
         if "standalone" in options:
             arguments["speculative_draft_model_path"] = folder
-        engine = sglang.Engine(
+        if "http" not in options:
+            arguments["skip_tokenizer_init"] = True
+        engine = (sglang_server.Server if "http" in options else sglang.Engine)(
             model_path=folder, device="cpu", attention_backend="flash_rocm", dtype="bfloat16", max_total_tokens=2048,
-            max_running_requests=8, context_length=256, skip_tokenizer_init=True,
+            max_running_requests=8, context_length=256,
             chunked_prefill_size=max(64, arguments.get("page_size", 1)), disable_cuda_graph=True, log_level="error",
             **arguments,
         )  # fmt: skip
@@ -151,6 +157,8 @@ def run(case: str, refusals: Path) -> tuple[float, float, dict[str, int]]:
         # below the most probable one in fp32 they are.
         wanted = {} if "mixed" in options else {"return_logprob": True, "top_logprobs_num": tiny_models.VOCABULARY}
         prompts = tiny_models.prompts()
+        if "http" in options:
+            worst = engine.chat(prompts[1], right)
         for asked in (prompts, prompts[-1:]):  # the second time out of the prefix cache
             results = engine.generate(input_ids=asked, sampling_params=sampling, **wanted)
             for prompt, result in zip(asked, results, strict=True):
@@ -201,7 +209,8 @@ def main() -> int:
     add_operators()
     fork_processes()
     torch.set_num_threads(1)  # a fork has no other threads
-    import sglang.srt.entrypoints.engine  # noqa: F401 - once for all forks
+    import sglang.launch_server
+    import sglang.srt.entrypoints.http_server  # noqa: F401 - once for all forks
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
