@@ -14,9 +14,7 @@ from flash_attn.ranges import flash_attn_ranges_func
 _BLOCK = (128, 128)
 # Whether there is a causal mask -> how many bounds a key may have.
 _BOUNDS = {True: (1, 2), False: (2, 4)}
-_UNSERVED: dict[str, Any] = {
-    "dropout": 0.0, "return_seed_offset": False, "fixed_seed_offset": None, "rng_name": "", "name": None,
-}  # fmt: skip
+_UNSERVED: dict[str, Any] = {"return_seed_offset": False, "fixed_seed_offset": None, "rng_name": "", "name": None}
 
 
 def flashmask_attention(
@@ -25,6 +23,7 @@ def flashmask_attention(
     value: torch.Tensor,
     startend_row_indices: torch.Tensor | None = None,
     *,
+    dropout: float = 0.0,
     causal: bool = False,
     window_size: int | tuple[int, int] | None = None,
     return_softmax_lse: bool = False,
@@ -41,10 +40,10 @@ def flashmask_attention(
     queries from the first on and before the second; four hide two ranges. None: nothing is hidden.
     window_size: keys to the left and right of a query, an int for both; only without startend_row_indices.
     block_mask: int32 (batch, 1 or heads or heads_k, q_blocks, k_blocks), blocks of 128 x 128 that are visible where it
-    is not 0. training changes nothing, because there is no dropout.
+    is not 0. dropout: the probability of dropping a weight; none without training.
 
     Returns out, with return_softmax_lse also the logsumexp of `flash_attn_ranges_func`, which has the other limits.
-    NotImplementedError for dropout and other arguments of FlashMask that none of its kernels takes. TypeError or
+    NotImplementedError for other arguments of FlashMask. TypeError or
     ValueError for shapes, types and devices that do not fit.
     """
     for name, argument in unserved.items():
@@ -65,7 +64,7 @@ def flashmask_attention(
         blocks = BlockMask(_of_query_heads("block_mask", block_mask, query, key) != 0, _BLOCK)
     return flash_attn_ranges_func(
         query, key, value, hidden=hidden, block_mask=blocks, softmax_scale=softmax_scale, causal=causal,
-        window_size=(left, right), return_lse=return_softmax_lse,
+        window_size=(left, right), dropout_p=dropout if training else 0.0, return_lse=return_softmax_lse,
     )  # fmt: skip
 
 

@@ -34,10 +34,8 @@ def flex_flash_attn_func(
     sink: fp32 (1, heads), which joins the sum of the softmax, with a gradient. deterministic and sm_margin change
     nothing: every backward is deterministic, and no multiprocessor is left alone.
     Returns (out, lse), lse fp32 (total_q, heads), -inf for a query without a key and a sink, without a gradient.
-    NotImplementedError for softcap and for several sinks.
+    NotImplementedError for several sinks.
     """
-    if softcap != 0.0:
-        raise NotImplementedError(f"softcap: got {softcap}, wanted 0.0: leave it out")
     if type(deterministic) is not bool or type(sm_margin) is not int:
         raise TypeError(f"deterministic, sm_margin: got {deterministic!r}, {sm_margin!r}, wanted a bool and an int")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -47,8 +45,8 @@ def flex_flash_attn_func(
         raise NotImplementedError(f"sink: got shape {tuple(sink.shape)}, wanted (1, {q.shape[1]}), one for each head")
     ranges = ranges_of_slices(q_ranges, k_ranges, attn_type_map, q.shape[0])
     result: Any = flash_attn_ranges_func(
-        q[None], k[None], v[None], ranges, softmax_scale=softmax_scale, s_aux=None if sink is None else sink[0],
-        return_lse=True,
+        q[None], k[None], v[None], ranges, softmax_scale=softmax_scale, softcap=softcap,
+        s_aux=None if sink is None else sink[0], return_lse=True,
     )  # fmt: skip
     lse = result[1][0].detach().T
     return result[0][0], lse.masked_fill(lse == torch.inf, -torch.inf)

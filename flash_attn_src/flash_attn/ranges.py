@@ -25,6 +25,9 @@ def flash_attn_ranges_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -41,9 +44,10 @@ def flash_attn_ranges_func(
     block_mask: `flash_attn.sparse.BlockMask`, whose hidden blocks no query sees, and whose whole blocks (uint8, 2) are
     visible whatever the rest hides.
     A key is visible where all of these, causal and window_size show it. causal and window_size are aligned to the last
-    query and the last key. s_aux: fp16, bf16 or fp32 (heads,), a sink of each query head, with a gradient.
+    query and the last key. softcap, dropout_p, alibi_slopes: as in `flash_attn_func`. s_aux: fp16, bf16 or fp32
+    (heads,), a sink of each query head, with a gradient.
 
-    fp16, bf16 or fp32, head dims up to 256, heads a multiple of heads_k, forward and backward. softmax_scale: positive,
+    fp16, bf16 or fp32, head dims up to 256, heads a multiple of heads_k, forward and backward. softmax_scale:
     1 / sqrt(head_dim) by default. A query that sees no key gets 0. Returns out like q; with return_lse also the
     logsumexp of the scaled scores and the sink, fp32 (batch, heads, seqlen_q), +inf for a query without both.
 
@@ -60,5 +64,5 @@ def flash_attn_ranges_func(
     if isinstance(ranges, torch.Tensor) and ranges.dim() == 4:  # the other range is empty
         ranges = torch.nn.functional.pad(ranges[..., None, :], (0, 0, 0, 1))
     mask = Mask(block_mask, ranges, ids_q, ids_k, hidden)
-    options = Options(softmax_scale, causal, window_size, s_aux=s_aux)
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes, s_aux=s_aux)
     return attend(q, k, v, mask, options, return_lse=return_lse)

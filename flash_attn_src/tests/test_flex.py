@@ -224,6 +224,8 @@ def test_masks_and_scores(mask: str, score: str) -> None:
     elif score == "plain":
         assert (made.attn_bias is None) is (mask == "no mask")
         assert arguments is None or mask == "no mask"
+    elif score in ("soft cap", "ALiBi of distances") and arguments:
+        assert isinstance(made, Masked) or made.attn_bias is None
 
 
 BITS, TYPES, SMALL = _integers(8, N).to(DEVICE), _integers(3, N).to(DEVICE), _integers(6, N).to(DEVICE, torch.uint8)

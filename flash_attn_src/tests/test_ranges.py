@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
+from flash_attn import flash_attn_func
 from flash_attn.attention import backends
 from flash_attn.attention.backends import torch as torch_backend
 from flash_attn.attention.backends import triton as triton_backend
+from flash_attn.attention.operators import dispatch
 from flash_attn.flashmask import flashmask_attention
 from flash_attn.magi import flex_flash_attn_func
 from flash_attn.ranges import flash_attn_ranges_func
@@ -89,6 +91,23 @@ CASES: dict[str, dict[str, Any]] = {
         "mask": lambda: {"hidden": _random_ranges(1, 2, 130, 200),
                          "block_mask": BlockMask(_integers(0, 3, 1, 2, 4, 3).to(torch.uint8), (64, 64))},
     },
+    "soft cap": {
+        "sq": 65, "sk": 130, "lse": True, "sinks": True, "softcap": 0.7,
+        "mask": lambda: {"ranges": _random_ranges(2, 1, 65, 130)},
+    },
+    "ALiBi and a soft cap": {
+        "sq": 70, "sk": 75, "heads": (2, 1), "softcap": 2.0, "alibi": True, "dim": 32,
+        "mask": lambda: _shuffled(70, 75),
+    },
+    "negative scale": {
+        "sq": 70, "sk": 90, "scale": -0.2, "dtype": torch.bfloat16,
+        "mask": lambda: {"ranges": _random_ranges(2, 1, 70, 90)},
+    },
+    "dropout": {
+        "sq": 65, "sk": 70, "heads": (2, 1), "window": (50, 40), "dropout": 0.3, "dim": 32,
+        "mask": lambda: {**_shuffled(65, 70),
+                         "block_mask": BlockMask(_integers(1, 3, 1, 2, 2, 2).to(torch.uint8), (64, 64))},
+    },
     "all parts": {
         "sq": 200, "sk": 260, "heads": (4, 2), "window": (190, 30), "sinks": True,
         "mask": lambda: {"ranges": _prefix(200, 260, 100, 150), **_shuffled(200, 260),
@@ -123,29 +142,32 @@ def _visible(mask: dict[str, Any], sq: int, sk: int, causal: bool, window: tuple
 
 
 def _dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, sinks: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with a dense mask and its logsumexp, in the type of its inputs."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, sinks: torch.Tensor | None,
+    softmax_scale: float | None = None, softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None,
+    kept: torch.Tensor | float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention with a dense mask and its logsumexp, in the type of its inputs. kept: factors of the weights."""
     group = q.shape[2] // k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(group, 1), v.transpose(1, 2)
-    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -torch.inf)
+    scores = q @ k.mT * (softmax_scale or 1.0 / math.sqrt(q.shape[-1]))
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
+        scores = scores - (alibi_slopes[:, None, None] * distance.abs().to(DEVICE)).to(q.dtype)
+    scores = scores.masked_fill(~visible, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(q.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
-    weights = scores.softmax(-1).nan_to_num(0.0)[..., : k.shape[2]]
+    weights = scores.softmax(-1).nan_to_num(0.0)[..., : k.shape[2]] * kept
     return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2), scores.logsumexp(-1)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_dense_attention_with_the_mask(backend: str, case: str) -> None:  # noqa: ARG001
-    given = {
-        "heads": (2, 2),
-        "causal": False,
-        "window": (-1, -1),
-        "dim": 64,
-        "dtype": HALF,
-        "sinks": False,
-        "lse": False,
-    }
+def test_equals_dense_attention_with_the_mask(backend: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    given: dict[str, Any] = {
+        "heads": (2, 2), "causal": False, "window": (-1, -1), "dim": 64, "dtype": HALF, "sinks": False, "lse": False,
+        "softcap": 0.0, "alibi": False, "scale": None, "dropout": 0.0,
+    }  # fmt: skip
     given |= CASES[case]
     sq, sk, dim, dtype, (heads, heads_k) = (given[name] for name in ("sq", "sk", "dim", "dtype", "heads"))
     q = _draw(2, sq, heads, dim, dtype=dtype)
@@ -163,10 +185,16 @@ def test_equals_dense_attention_with_the_mask(backend: str, case: str) -> None: 
             outputs, douts = [out, lse], [*douts, (dlse * lse.isfinite()).to(lse.dtype)]
         return [out, *torch.autograd.grad(outputs, leaves, douts)]
 
-    options = {"causal": given["causal"], "window_size": given["window"]}
+    scores = {"softmax_scale": given["scale"], "softcap": given["softcap"]}
+    scores["alibi_slopes"] = 2.0 ** -torch.arange(1.0, heads + 1, device=DEVICE) if given["alibi"] else None
+    options = {"causal": given["causal"], "window_size": given["window"], "dropout_p": given["dropout"], **scores}
+    if given["dropout"]:  # attention without a mask tells which weights a seed drops
+        monkeypatch.setattr(dispatch, "draw_rng_state", lambda device: torch.tensor([3, 5], device=device))
+        *_, probabilities = flash_attn_func(q, k, v, given["dropout"], return_attn_probs=True)
+        scores["kept"] = (~probabilities.signbit()).to(dtype) / (1.0 - given["dropout"])
     got = results(lambda *x: flash_attn_ranges_func(*x[:3], **mask, **options, s_aux=x[3], return_lse=True), dtype)
-    same = results(lambda *x: _dense(*x[:3], visible, x[3]), dtype)
-    wanted = results(lambda *x: _dense(*x[:3], visible, x[3]), FULL)
+    same = results(lambda *x: _dense(*x[:3], visible, x[3], **scores), dtype)
+    wanted = results(lambda *x: _dense(*x[:3], visible, x[3], **scores), FULL)
     for name, ours, reference, lowered in zip(("out", "dq", "dk", "dv", "ds_aux"), got, wanted, same, strict=False):
         # A sum over rows, rounded at the end, as in test_sinks.
         tiny = 2.0 * torch.finfo(dtype).eps if name == "ds_aux" else 2e-5
@@ -291,10 +319,8 @@ RANGES = torch.zeros(1, 1, 13, 2, 2, dtype=torch.int32, device=DEVICE)
             "block_mask: got Tensor, wanted flash_attn.sp",
         ),
         (lambda: flash_attn_ranges_func(Q, K, K, RANGES, s_aux=Q[0, 0, :2, 0]), "s_aux: got shape (2,), wanted (4,)"),
-        (
-            lambda: flashmask_attention(Q, K, K, IDS[None, ..., None], causal=True, dropout=0.1),
-            "dropout: got 0.1, wanted",
-        ),
+        (lambda: flashmask_attention(Q, K, K, rng_name="x"), "rng_name: got 'x', wanted ''"),
+        (lambda: flash_attn_ranges_func(Q, K, K, RANGES, dropout_p=1.0), "dropout_p: got 1.0, wanted"),
         (lambda: flashmask_attention(Q, K, K, RANGES[..., :1, 0]), "got shape (1, 1, 13, 1), wanted 2 or 4 bounds"),
     ],
 )

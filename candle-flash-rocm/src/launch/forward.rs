@@ -92,7 +92,7 @@ fn kernel_of(call: &Forward, kernels: &dyn Catalogue) -> Result<String> {
         planning.kernel(&operation, shape.dtype.name(), shape.head_dim, shape.forward_kind())
     };
     if shape.options.mask.is_used() {
-        return planning.kernel("sparse-fwd", shape.dtype.name(), shape.head_dim, "blocks");
+        return planning.kernel("sparse-fwd", shape.dtype.name(), shape.head_dim, shape.forward_kind());
     }
     let Some(pages) = call.pages else { return name("fwd") };
     if shape.dtype != Dtype::F32 && shape.options.leftpad == 0 {

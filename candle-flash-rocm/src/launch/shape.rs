@@ -191,12 +191,9 @@ impl Shape {
         if !mask.is_used() {
             return Ok(());
         }
-        let others: [Used; 7] = [
+        let others: [Used; 4] = [
             ("cu_seqlens_q", self.is_packed()),
-            ("softcap", self.softcap != 0.0),
-            ("alibi_slopes", self.alibi_slopes != 0),
             ("bias", self.options.bias.address != 0),
-            ("dropout", self.options.dropout != 0.0),
             ("leftpad_k", self.options.leftpad != 0),
             ("head_dim_v", self.head_dim_v != self.head_dim),
         ];
@@ -273,8 +270,9 @@ impl Shape {
         match (used.next(), used.next()) {
             // Plain kernels take the maximum of the scores before they scale them.
             _ if self.softmax_scale <= 0.0 => "any",
+            (None, _) if self.options.mask.is_used() => "blocks",
             (None, _) => "plain",
-            (Some(kind), None) => kind,
+            (Some(kind), None) if !self.options.mask.is_used() => kind,
             _ => "any",
         }
     }
@@ -282,7 +280,7 @@ impl Shape {
     /// The kind of forward kernel. A backward needs no sinks, because the logarithms of the sums hold them.
     pub(super) fn forward_kind(&self) -> &'static str {
         match self.kind() {
-            kind if self.options.sinks == 0 || kind == "bias" => kind,
+            kind if self.options.sinks == 0 || kind == "bias" || kind == "blocks" => kind,
             "plain" => "sink",
             _ => "any",
         }

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flash_attn.call.mask import block_size_of, mask_of
 from flash_attn.call.options import FIELDS, Options, Window, known, option_tensors, replace
 
 __all__ = [
@@ -109,7 +110,7 @@ def kept(call: AttentionCall) -> Kept:
     return Kept(
         (call.cu_seqlens_q, call.cu_seqlens_k, *option_tensors(options)),
         (
-            *(call.deterministic, call.max_seqlen_q, call.max_seqlen_k, type(options)),
+            *(call.deterministic, call.max_seqlen_q, call.max_seqlen_k, type(options), block_size_of(options.mask)),
             *[getattr(options, name) for name in kind.plain],
         ),
     )
@@ -119,11 +120,14 @@ def restore(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], rest: tuple[Any, ...]
 ) -> AttentionCall:
     """The call from which `kept` took these values."""
-    deterministic, max_seqlen_q, max_seqlen_k, of_options, *plain = rest
+    deterministic, max_seqlen_q, max_seqlen_k, of_options, block_size, *plain = rest
     kind = FIELDS[of_options]
-    values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:], *plain), strict=True))
+    parts = _LENGTHS + len(kind.tensors)
+    values = dict(zip((*kind.tensors, *kind.plain), (*tensors[_LENGTHS:parts], *plain), strict=True))
     # By hand, because Dynamo does not trace a default factory.
     call = AttentionCall(q, k, v, of_options(**values))
+    if tensors[parts:]:
+        call.options.mask = mask_of(tensors[parts:], block_size)
     call.cu_seqlens_q, call.cu_seqlens_k = tensors[:_LENGTHS]
     call.deterministic, call.max_seqlen_q, call.max_seqlen_k = deterministic, max_seqlen_q, max_seqlen_k
     return call

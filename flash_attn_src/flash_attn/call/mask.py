@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -35,9 +35,7 @@ class Mask:
     @property
     def parts(self) -> dict[str, torch.Tensor]:
         """The tensors that the mask has, by name; its blocks as `seen`."""
-        seen = None if self.blocks is None else self.blocks.seen
-        parts = {"seen": seen} | {name: getattr(self, name) for name in ("ranges", "ids_q", "ids_k", "hidden")}
-        return {name: x for name, x in parts.items() if x is not None}
+        return {name: x for name, x in zip(_PARTS, parts_of(self), strict=True) if x is not None}
 
     @property
     def device(self) -> torch.device | None:
@@ -46,9 +44,7 @@ class Mask:
 
     def of_entries(self, some: slice) -> Mask:
         """The mask of some entries of the batch."""
-        parts: dict[str, Any] = {name: x[some] if x.shape[0] > 1 else x for name, x in self.parts.items()}
-        seen = parts.pop("seen", None)
-        return Mask(None if seen is None else BlockMask(seen, self.block_size), **parts)
+        return _mask([x[some] if x is not None and x.shape[0] > 1 else x for x in parts_of(self)], self.block_size)
 
     @property
     def block_size(self) -> tuple[int, int]:
@@ -79,6 +75,34 @@ class Mask:
             x = getattr(self, name)
             if x is not None:
                 _check(name, x, shape, shared, device)
+
+
+_PARTS = ("seen", "ranges", "ids_q", "ids_k", "hidden")
+# A mask as arguments of a custom operator.
+SCHEMA = ", ".join(f"Tensor? {name}" for name in _PARTS) + ", SymInt[2] block_size"
+
+
+def parts_of(mask: Mask | None) -> tuple[torch.Tensor | None, ...]:
+    """The tensors of a mask in the order of `SCHEMA`."""
+    if mask is None:
+        return (None,) * len(_PARTS)
+    return None if mask.blocks is None else mask.blocks.seen, mask.ranges, mask.ids_q, mask.ids_k, mask.hidden
+
+
+def block_size_of(mask: Mask | None) -> tuple[int, int]:
+    """The last argument of `SCHEMA`."""
+    return (SPARSE_BLOCK, SPARSE_BLOCK) if mask is None else mask.block_size
+
+
+def mask_of(parts: Sequence[torch.Tensor | None], block_size: Sequence[int]) -> Mask | None:
+    """The mask of these arguments; None for a call without one."""
+    return None if all(x is None for x in parts) else _mask(parts, block_size)
+
+
+def _mask(parts: Sequence[torch.Tensor | None], block_size: Sequence[int]) -> Mask:
+    seen, *others = parts
+    block_q, block_k = block_size
+    return Mask(None if seen is None else BlockMask(seen, (block_q, block_k)), *others)
 
 
 def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, device: torch.device) -> None:

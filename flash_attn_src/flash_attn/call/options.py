@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from flash_attn.call.mask import Mask
+from flash_attn.call.mask import SCHEMA as MASK_SCHEMA
+from flash_attn.call.mask import Mask, block_size_of, mask_of, parts_of
 from flash_attn.kernels.modifiers import DOORS, Permissions
 
 Window = tuple[int, int]
@@ -22,7 +23,8 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 class Fields(NamedTuple):
-    """What the fields of a value are: the names of all, of the tensors, of those that have a gradient.
+    """What the fields of a value are: the names of all, of the tensors, of numbers and switches, of those that have a
+    gradient.
 
     axes: the axes of each tensor that has one for heads. dtypes: their element types, see `_tensor`.
     """
@@ -50,7 +52,7 @@ def known(kind: _Kind) -> _Kind:
     FIELDS[kind] = Fields(
         names=tuple(x.name for x in every),
         tensors=tensors,
-        plain=tuple(x.name for x in every if x.name not in tensors),
+        plain=tuple(x.name for x in every if x.name not in (*tensors, "mask")),
         learned=tuple(x.name for x in every if x.metadata.get("learned")),
         axes={x.name: x.metadata["axes"] for x in every if x.metadata.get("axes")},
         dtypes={x.name: x.metadata.get("dtype", "fp32") for x in every if x.metadata.get("axes")},
@@ -142,7 +144,7 @@ class Options:
     s_aux: torch.Tensor | None = field(default=None, metadata=_tensor("heads", "float", learned=True))
     attn_bias: torch.Tensor | None = field(default=None, metadata=_tensor("scores", "q or fp32", learned=True))
     rng_state: torch.Tensor | None = field(default=None, metadata=_tensor(of="dropout_p"))
-    # By keyword alone: the schema lacks it, and the values of the other options are in the order of the schema.
+    # By keyword alone: the values of the other options are in the order of the schema, in which its parts come last.
     mask: Mask | None = field(default=None, kw_only=True)
 
     @property
@@ -191,28 +193,31 @@ def layout(tensor: torch.Tensor | None) -> tuple[object, ...] | None:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
 
 
-# The options as arguments of a custom operator. A mask has operators of its own.
+# The options as arguments of a custom operator, and after them the parts of the mask.
 ARGUMENTS = tuple(x.name for x in fields(Options) if x.metadata)
-SCHEMA = ", ".join(f"{x.metadata['schema']} {x.name}" for x in fields(Options) if x.metadata)
+SCHEMA = ", ".join(f"{x.metadata['schema']} {x.name}" for x in fields(Options) if x.metadata) + f", {MASK_SCHEMA}"
 
 
 def as_arguments(options: Options) -> tuple[Any, ...]:
     """The options in the order of `SCHEMA`. Raises NotImplementedError for an option that it lacks."""
     OPERATORS.refuse(options, "call it outside of torch.compile")
-    return tuple([getattr(options, name) for name in ARGUMENTS])
+    return (*[getattr(options, name) for name in ARGUMENTS], *parts_of(options.mask), block_size_of(options.mask))
 
 
 def from_arguments(values: tuple[Any, ...]) -> Options:
     """The options whose `as_arguments` these are. An operator gets a window as a list."""
-    options = Options(**dict(zip(ARGUMENTS, values, strict=True)))
+    options = Options(**dict(zip(ARGUMENTS, values, strict=False)))
     left, right = options.window_size
     options.window_size = (left, right)
+    *parts, block_size = values[len(ARGUMENTS) :]
+    options.mask = mask_of(parts, block_size)
     return options
 
 
 def option_tensors(options: Options) -> list[torch.Tensor | None]:
-    """The options that are tensors, None where a call has none."""
-    return [getattr(options, name) for name in FIELDS[type(options)].tensors]
+    """The options that are tensors, None where a call has none, and the parts of a mask."""
+    tensors = [getattr(options, name) for name in FIELDS[type(options)].tensors]
+    return tensors if options.mask is None else [*tensors, *parts_of(options.mask)]
 
 
 def learned(options: Options) -> list[torch.Tensor | None]:
@@ -242,4 +247,4 @@ SECOND_DERIVATIVE = Door("second-derivative")
 UPSTREAM_FORWARD = Door("upstream-fwd")
 UPSTREAM_BACKWARD = Door("upstream-bwd")
 # Not a choice: the schema has every option.
-OPERATORS = Door("a custom operator", Permissions("a custom operator", frozenset(ARGUMENTS)))
+OPERATORS = Door("a custom operator", Permissions("a custom operator", frozenset((*ARGUMENTS, "mask"))))

@@ -179,7 +179,7 @@ def _attention(
         from flash_attn.ranges import flash_attn_ranges_func  # registers operators, which takes time
 
         mask = {field.name: getattr(made, field.name) for field in fields(made)}
-        result = flash_attn_ranges_func(q, k, v, **mask, softmax_scale=scale, return_lse=True)
+        result = flash_attn_ranges_func(q, k, v, **mask, softmax_scale=scale, softcap=softcap, return_lse=True)
         return result[0], result[1]
     options = Options(scale, False, made.window, softcap, alibi_slopes=made.alibi_slopes, attn_bias=made.attn_bias)
     call = AttentionCall(q, k, v, options, torch.are_deterministic_algorithms_enabled())

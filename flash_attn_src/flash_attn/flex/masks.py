@@ -29,9 +29,10 @@ class Masked:
     ids_k: torch.Tensor | None
     block_mask: BlockMask
     window_size: tuple[int, int]
+    alibi_slopes: torch.Tensor | None
 
 
-def masked(request: Request, window: tuple[int, int] | None) -> Masked:
+def masked(request: Request, window: tuple[int, int] | None, slopes: torch.Tensor | None) -> Masked:
     """The mask of a call, without a wait for the GPU. window: what its ranges are, or None.
 
     UnboundedError for a mask that the kernels do not have.
@@ -46,16 +47,17 @@ def masked(request: Request, window: tuple[int, int] | None) -> Masked:
         seen = torch.where(shown | (seen == WHOLE_BLOCK), seen, 0)
     ids = _ids([_pair(request, of_query, of_key) for of_query, of_key in bounds.ids])
     ranges = _ranges(request) if window is None else None
-    return Masked(ranges, *ids, BlockMask(seen, request.block_size), window or (-1, -1))
+    return Masked(ranges, *ids, BlockMask(seen, request.block_size), window or (-1, -1), slopes)
 
 
-def is_shown_by_lists(request: Request, left: int | None, right: int | None) -> bool:
-    """Whether the lists show what queries i see among keys i - left to i + right, and no more. Waits for the GPU."""
+def is_shown_by_lists(request: Request, left: int | None, right: int | None, *, wholly: bool = True) -> bool:
+    """Whether no whole block of the lists shows more than keys i - left to i + right to queries i, and wholly, whether
+    the lists lack none of these. Waits for the GPU."""
     seen, (_, _, seqlen_q, seqlen_k) = request.seen, request.sizes
     queries, keys = request.block_places["q"], request.block_places["kv"]
     last_query = (queries + (request.block_size[0] - 1)).clamp_max(seqlen_q - 1)
     last_key = (keys + (request.block_size[1] - 1)).clamp_max(seqlen_k - 1)
-    lacking, beyond = seen == 0, torch.zeros_like(seen, dtype=torch.bool)
+    lacking, beyond = (seen == 0) & wholly, torch.zeros_like(seen, dtype=torch.bool)
     if right is not None:
         lacking, beyond = lacking & (keys <= last_query + right), beyond | (last_key > queries + right)
     if left is not None:

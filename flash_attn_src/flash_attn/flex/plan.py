@@ -46,19 +46,21 @@ def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str
     not while a graph is captured.
     dtype: the type of q. has_masks: whether the kernels of masks take its head dim.
     """
-    steps = request.score.steps
-    if request.lists is not None and request.bounds is not None and has_masks and not (steps or request.score.softcap):
+    steps, slopes = request.score.steps, _slopes(request)
+    has_mask = request.lists is not None and request.bounds is not None and has_masks and not (steps and slopes is None)
+    window = _OPEN if request.lists is None else None
+    if steps or request.score.softcap or not has_mask:  # kernels of one kind of scores are faster than those of all
+        window = window or _whole_window(request)
+    # A slope's sign holds for earlier keys, if no whole block shows others.
+    signed = slopes is not None and request.bounds is not None and is_causal(request.bounds)
+    if window is None and has_mask and not (signed and not _is_shown(request, None, 0, wholly=False)):
         try:
-            return masked(request, _window(request))
+            return masked(request, _window(request), slopes)
         except UnboundedError:
-            pass
-    window = _OPEN if request.lists is None else _whole_window(request)
+            window = _whole_window(request)
     if window is None:
         return _by_bias(request, dtype, _OPEN)
-    if not steps:
-        return Dense(window)
-    slopes = _slopes(request)
-    if slopes is not None:
+    if not steps or slopes is not None:
         return Dense(window, slopes)
     if all(is_of_distance(x) for _, x in steps):
         return Dense(window, attn_bias=request.distances())
@@ -71,10 +73,13 @@ def _whole_window(request: Request) -> _Window | None:
     if bounds is None or bounds.ids or bounds.blocks:
         return None
     sides, window = window_of(bounds, request.sizes[3]), _window(request)
+    return window if sides is not None and window is not None and _is_shown(request, *sides) else None
+
+
+def _is_shown(request: Request, left: int | None, right: int | None, *, wholly: bool = True) -> bool:
+    """`is_shown_by_lists`; False while a graph is captured."""
     is_captured = request.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if sides is None or window is None or is_captured or not is_shown_by_lists(request, *sides):
-        return None
-    return window
+    return not is_captured and is_shown_by_lists(request, left, right, wholly=wholly)
 
 
 def _window(request: Request) -> _Window | None:

@@ -130,7 +130,7 @@ def grad_scores(
     else:
         b_p = tl.exp2(b_s - shifted(b_lse * LOG2E, P_SHIFT))
     if USE_MASK:
-        if MOD.SCORE_MOD != "blocks":
+        if not MOD.HAS_MASK:
             b_p = apply_mask(b_p, 0.0, pos_m, pos_n, bounds)
         elif USE_TRANSPOSE:
             b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, first, pos_n, bounds, scores, True)

@@ -86,7 +86,7 @@ def _score_gradients(
         q.base,
         q.base,
     )
-    b_s, _ = modified(b_s, scores, bounds, pos_m, pos_n, ScoreMod("bias", 0, USE_ANCHOR_DOT))
+    b_s, _ = modified(b_s, scores, bounds, pos_m, pos_n, ScoreMod("bias", False, 0, USE_ANCHOR_DOT))
     b_s += load_bias(scores, bounds, first_row, offs_m[:, None], pos_n, USE_ANCHOR_DOT)
     b_p = tl.exp2((b_s - b_lse) * LOG2E - b_lost)  # [BLOCK_M, BLOCK_N]
     b_p = tl.where(b_lse == float("inf"), 0.0, b_p)

@@ -120,6 +120,7 @@ def attn_bwd_dkdv(
     ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
     USE_ANCHOR_DOT: tl.constexpr, USE_PEELING: tl.constexpr, WEIGHT_SHIFT: tl.constexpr, DK_APART: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +128,7 @@ def attn_bwd_dkdv(
 
     Each head of k and v has `parts` heads of dk and dv, which the caller adds. With more than one part, dk and dv point
     at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units and VALUE_DIM as in
-    `attn_fwd`. USE_PEELING: see `deep_dot`. Kind `blocks` as in `attn_fwd`, with a list of blocks of queries for each
+    `attn_fwd`. USE_PEELING: see `deep_dot`. HAS_MASK as in `attn_fwd`, with a list of blocks of queries for each
     block of keys of each query head.
     DK_APART: the program computes dv, then dk, in two rounds over the queries. It multiplies q and k twice, and holds
     one accumulator at a time.
@@ -224,12 +225,12 @@ def attn_bwd_dkdv(
             plane = batch * nheads + head
             p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
             p_ranges, p_ids_q, p_ids_k, p_hidden = q, q, q, q
-            if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
+            if SCORE_MOD == "bias" or HAS_MASK:
                 p_bias = bias if SCORE_MOD == "bias" else block_mask
                 bias_offset = batch64 * stride_sb + head * stride_sh.to(tl.int64)
                 bias_stride = stride_sm
             p_tiles = tiles
-            if SCORE_MOD == "blocks":
+            if HAS_MASK:
                 mask_q, mask_k = block_q, block_k
                 p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
                     key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
@@ -246,11 +247,11 @@ def attn_bwd_dkdv(
             )  # fmt: skip
             rows_q = Rows(p_q_head, stride_qm, sq, head_dim, offs_d, offs_t)
             rows_do = Rows(p_do_head, stride_gm, sq, head_dim_v, offs_vd, offs_vt)
-            if SCORE_MOD == "blocks":
+            if HAS_MASK:
                 ahead = listed(p_tiles, full_lo, BLOCK_M)
             for i in tl.range(full_lo, full_hi, BLOCK_M):
                 m = i
-                if SCORE_MOD == "blocks":
+                if HAS_MASK:
                     m = ahead
                     ahead = listed(p_tiles, i + BLOCK_M, BLOCK_M)
                 b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
@@ -258,19 +259,21 @@ def attn_bwd_dkdv(
                     rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,
                     Factors(dout_factor, dp_factor, delta_factor),
                     Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
-                    ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP, USE_PEELING, WEIGHT_SHIFT,
+                    ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
+                    USE_PEELING, WEIGHT_SHIFT,
                     turn == ROUNDS - 1, turn == 0,
                 )  # fmt: skip
             for i in tl.range(lo, hi - skipped, BLOCK_M):
                 m = tl.where(i < full_lo, i, i + skipped)
-                if SCORE_MOD == "blocks":
+                if HAS_MASK:
                     m = listed_masked(p_tiles, m, full_hi, list_length, BLOCK_M)
                 b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
                     b_dk, b_dk_tail, b_dv, b_dv_tail, KeyTiles(b_k, b_k_tail, b_v, b_v_tail), rows_q, rows_k, rows_v,
                     rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,
                     Factors(dout_factor, dp_factor, delta_factor),
                     Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
-                    ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP, USE_PEELING, WEIGHT_SHIFT,
+                    ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
+                    USE_PEELING, WEIGHT_SHIFT,
                     turn == ROUNDS - 1, turn == 0,
                 )  # fmt: skip
         scale_v = 1.0

@@ -90,12 +90,13 @@ def attn_bwd_dq(
     ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
     USE_ANCHOR_DOT: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`.
 
-    Kind `blocks` as in `attn_fwd`. With kind `bias` delta has room for a second tensor of its size behind it, which
+    HAS_MASK as in `attn_fwd`. With kind `bias` delta has room for a second tensor of its size behind it, which
     gets `lost_by_rounding`.
     """
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
@@ -143,10 +144,10 @@ def attn_bwd_dq(
     slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
     p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
     p_ranges, p_ids_q, p_ids_k, p_hidden = q, q, q, q
-    if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
+    if SCORE_MOD == "bias" or HAS_MASK:
         p_bias = bias if SCORE_MOD == "bias" else block_mask
         bias_offset, bias_stride = batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
-    if SCORE_MOD == "blocks":
+    if HAS_MASK:
         mask_q, mask_k = block_q, block_k
         p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
             key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
@@ -193,7 +194,7 @@ def attn_bwd_dq(
     b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_D_TAIL]
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, bounds, BLOCK_N)
     p_tiles = tiles
-    if SCORE_MOD == "blocks":
+    if HAS_MASK:
         row = batch64 * lists_b + head.to(tl.int64) * lists_h + m_block
         p_tiles += row * list_length
         lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_N)
@@ -203,21 +204,21 @@ def attn_bwd_dq(
         b_lost = lost_by_rounding(  # [BLOCK_M]
             b_lse, join_sinks(wide, narrow, flags, True), rows_q, rows_k, first, lo, hi, bounds, scores,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K),
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT),
+            ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT),
         )  # fmt: skip
         tl.store(p_delta + planes.to(tl.int64) * stride_lh + offs_m, b_lost, mask=pos_m < sq)
-    if SCORE_MOD == "blocks":
+    if HAS_MASK:
         ahead = listed(p_tiles, full_lo, BLOCK_N)
     for i in tl.range(full_lo, full_hi, BLOCK_N):
         n = i
-        if SCORE_MOD == "blocks":
+        if HAS_MASK:
             n = ahead
             ahead = listed(p_tiles, i + BLOCK_N, BLOCK_N)
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
             n, first, pos_m, bounds, scores, dout_factor, dp_factor,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
+            ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
         )  # fmt: skip
     if BLOCK_K >= BLOCK_D + BLOCK_D_TAIL:
         if head_dim < BLOCK_D + BLOCK_D_TAIL:  # an infinity in a column that is repeated past head_dim: see `attn_fwd`
@@ -230,13 +231,13 @@ def attn_bwd_dq(
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        if SCORE_MOD == "blocks":
+        if HAS_MASK:
             n = listed_masked(p_tiles, n, full_hi, list_length, BLOCK_N)
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
             n, first, pos_m, bounds, scores, dout_factor, dp_factor,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
+            ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
         )  # fmt: skip
     if SCORE_MOD == "dropout" or SCORE_MOD == "any":
         scale /= 1.0 - p_dropout

@@ -62,7 +62,7 @@ def _weights(
     if NATURAL:
         b_s += load_bias(scores, bounds, first, (pos_m - first)[:, None], pos_n[None, :], MOD.USE_ANCHOR_DOT)
     if USE_MASK:
-        if MOD.SCORE_MOD == "blocks":
+        if MOD.HAS_MASK:
             b_s = hide_unseen(
                 b_s, float("-inf"), pos_m[:, None], pos_n[None, :], pos_m[:, None], n, bounds, scores, False
             )
@@ -207,6 +207,7 @@ def attn_fwd(
     ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     PAGE_MODE: tl.constexpr, NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
     USE_ANCHOR_DOT: tl.constexpr, BREAK_DOT_CHAIN: tl.constexpr, ASYNC_COPY: tl.constexpr,
     NUM_PARTIAL_SUMS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr, LAZY_RESCALE: tl.constexpr,
@@ -226,7 +227,7 @@ def attn_fwd(
     SCORE_MOD: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias
     and its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
     elements.
-    Kind `blocks`: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes as
+    HAS_MASK: block_mask (batch, nheads, blocks of block_q queries, blocks of block_k keys), bytes as
     `flags.WHOLE_BLOCK` has them, with the strides of a bias; block_k is a multiple of BLOCK_N. tiles, int32: the lists
     of `blocks` for each block of BLOCK_M queries, list_length tiles each; lists_b and lists_h: lists from a batch entry
     and from a head to the next one.
@@ -291,10 +292,10 @@ def attn_fwd(
 
     p_bias, bias_offset, bias_stride, mask_q, mask_k = q, batch64, stride_ab, 1, 1
     p_ranges, p_ids_q, p_ids_k, p_hidden = q, q, q, q
-    if SCORE_MOD == "bias" or SCORE_MOD == "blocks":
+    if SCORE_MOD == "bias" or HAS_MASK:
         p_bias = bias if SCORE_MOD == "bias" else block_mask
         bias_offset, bias_stride = batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
-    if SCORE_MOD == "blocks":
+    if HAS_MASK:
         mask_q, mask_k = block_q, block_k
         p_ranges, p_ids_q, p_ids_k, p_hidden = mask_parts(
             key_ranges, ids_q, ids_k, hidden_queries, ranges_b, ranges_h, ids_qb, ids_kb, hidden_b, hidden_h,
@@ -323,7 +324,7 @@ def attn_fwd(
     b_l = _no_weights(BLOCK_M, NUM_PARTIAL_SUMS)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, bounds, BLOCK_N)
     p_tiles = tiles
-    if SCORE_MOD == "blocks":
+    if HAS_MASK:
         row = batch64 * lists_b + head.to(tl.int64) * lists_h + m_block
         p_tiles += row * list_length
         lo, full_lo, full_hi, hi = listed_bounds(tile_counts, row, BLOCK_N)
@@ -331,11 +332,11 @@ def attn_fwd(
     page = 0
     if PAGE_MODE == PAGE_PER_BLOCK:
         page = tl.load(p_table + full_lo // page_size, mask=full_lo < full_hi, other=0)
-    if SCORE_MOD == "blocks":
+    if HAS_MASK:
         ahead = listed(p_tiles, full_lo, BLOCK_N)
     for i in tl.range(full_lo, full_hi, BLOCK_N):
         n = i
-        if SCORE_MOD == "blocks":
+        if HAS_MASK:
             n = ahead
             ahead = listed(p_tiles, i + BLOCK_N, BLOCK_N)
         next_page = page
@@ -345,7 +346,7 @@ def attn_fwd(
             b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, Rows(p_q, stride_qm, sq - first, head_dim, offs_d, offs_t),
             rows_k, rows_v, n, first, pos_m, bounds, page, pages, scores,
             Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE,
+            ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE,
             Softmax(ROUND_HALF_UP, BREAK_DOT_CHAIN, NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE),
         )  # fmt: skip
         page = next_page
@@ -363,10 +364,10 @@ def attn_fwd(
     # Parts of a mask take registers, so tiles with keys to hide are halved: without it 280 spill on gfx1100, not 126.
     # With 16 keys gfx942 takes 17504 cycles, with 32 14401; on Radeon, whose kernels rescale lazily, 16 pay.
     LEAST_N: tl.constexpr = 16 if LAZY_RESCALE else 32
-    MASKED_N: tl.constexpr = BLOCK_N // 2 if SCORE_MOD == "blocks" and BLOCK_N > LEAST_N else BLOCK_N
+    MASKED_N: tl.constexpr = BLOCK_N // 2 if HAS_MASK and BLOCK_N > LEAST_N else BLOCK_N
     for i in tl.range(lo, hi - skipped, MASKED_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        if SCORE_MOD == "blocks":
+        if HAS_MASK:
             half = n % BLOCK_N if MASKED_N < BLOCK_N else 0
             n = listed_masked(p_tiles, n, listed_hi, list_length, BLOCK_N) + half
         if PAGE_MODE == PAGE_PER_BLOCK:
@@ -375,7 +376,7 @@ def attn_fwd(
             b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, Rows(p_q, stride_qm, sq - first, head_dim, offs_d, offs_t),
             rows_k, rows_v, n, first, pos_m, bounds, page, pages, scores,
             Tile(BLOCK_M, MASKED_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
-            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE,
+            ScoreMod(SCORE_MOD, HAS_MASK, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), PAGE_MODE,
             Softmax(ROUND_HALF_UP, BREAK_DOT_CHAIN, NUM_PARTIAL_SUMS, WEIGHT_SHIFT, LAZY_RESCALE),
         )  # fmt: skip
 

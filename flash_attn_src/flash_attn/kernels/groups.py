@@ -117,11 +117,12 @@ class Scores(NamedTuple):
 class ScoreMod(NamedTuple):
     """The constants of score modifiers.
 
-    SCORE_MOD: see `operation.FORWARD_KINDS`. DROPOUT_BITS_SHARED: see `dropout.keep_mask`. USE_ANCHOR_DOT: see
-    `scores.load_bias`.
+    SCORE_MOD: see `operation.FORWARD_KINDS`. HAS_MASK: see `forward.attn_fwd`. DROPOUT_BITS_SHARED: see
+    `dropout.keep_mask`. USE_ANCHOR_DOT: see `scores.load_bias`.
     """
 
     SCORE_MOD: Any
+    HAS_MASK: Any
     DROPOUT_BITS_SHARED: Any
     USE_ANCHOR_DOT: Any
 

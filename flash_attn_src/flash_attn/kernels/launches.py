@@ -67,7 +67,7 @@ def _beside(variant: Variant, gpu: Target, config: Config) -> bool:
 
 def _parts(variant: Variant, gpu: Target, _: Config) -> int:
     """How many sums of weights a row has, see `forward.attn_fwd`."""
-    measured = (variant.op == "fwd" and variant.kind in ("plain", "sink")) or variant.op == "sparse-fwd"
+    measured = variant.op in ("fwd", "sparse-fwd") and variant.kind in ("plain", "sink", "blocks")
     return 4 if measured and variant.dtype != "fp32" and variant.block_d in gpu.partial_sums else 1
 
 

@@ -60,7 +60,7 @@ DOORS = {
         "softcap dropout_p alibi_slopes s_aux attn_bias mask",
     ),
     "triton-bias": _row("a kernel with attn_bias", _MASK, _RESULT, "softcap s_aux attn_bias"),
-    "triton-mask": _row("a kernel with a mask", _MASK, _RESULT, "s_aux mask"),
+    "triton-mask": _row("a kernel with a mask", _MASK, _RESULT, "softcap dropout_p alibi_slopes s_aux mask"),
     "probabilities": _row(
         "return_attn_probs", _MASK, _RESULT, _PACKED, "seqused_k leftpad_k softcap dropout_p alibi_slopes s_aux"
     ),

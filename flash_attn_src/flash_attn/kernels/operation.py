@@ -96,6 +96,11 @@ class Operation:
     tile_of: str | None = None
 
     @property
+    def has_mask(self) -> bool:
+        """Whether its kernels visit the tiles that a mask shows."""
+        return bool(self.fixed.get("HAS_MASK"))
+
+    @property
     def searched(self) -> bool:
         """Whether a search on a GPU tries other tiles."""
         return self.tuning == "table"

@@ -24,15 +24,12 @@ from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
 _MASK = "tiles tile_counts key_ranges ids_q ids_k hidden_queries"
 _BLOCKS = {"*i32": f"{_LENGTHS} {_MASK}", "*u8": "block_mask"}
-_MASKED = ("bias", "blocks")
+_STRIDES = ("stride_sb", "stride_sh", "stride_sm")
 _LISTS = (
     *_MASK.split(), "block_mask", "lists_b", "lists_h", "list_length", "block_q", "block_k",
     "ranges_b", "ranges_h", "ids_qb", "ids_kb", "hidden_b", "hidden_h",
 )  # fmt: skip
-_BIAS = {
-    "bias": ("bias",), "stride_sb": _MASKED, "stride_sh": _MASKED, "stride_sm": _MASKED,
-    **dict.fromkeys(_LISTS, ("blocks",)),
-}  # fmt: skip
+_BIAS = dict.fromkeys(("bias", *_STRIDES), ("bias",)) | dict.fromkeys(_LISTS, ())
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
 _TILE = (
     *(
@@ -64,7 +61,7 @@ _FORWARD = Operation(
     },
     aligned=("q", "k", "v", "out", "lse"),
     constants=(*_TILE, "BREAK_DOT_CHAIN", "ASYNC_COPY", "NUM_PARTIAL_SUMS", "WEIGHT_SHIFT", "LAZY_RESCALE"),
-    fixed={"PAGE_MODE": 0},
+    fixed={"PAGE_MODE": 0, "HAS_MASK": False},
     kinds=FORWARD_KINDS,
     fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
@@ -75,13 +72,14 @@ _FORWARD = Operation(
 _FORWARD_PAGED = replace(
     _FORWARD,
     name="fwd-paged",
-    fixed={"PAGE_MODE": PAGE_PER_KEY},
+    fixed={"PAGE_MODE": PAGE_PER_KEY, "HAS_MASK": False},
     kinds=("plain", "sink", "any"),
     fp32_kinds=("plain", "any"),
     tile_of="fwd",
 )
 _FORWARD_PAGED_WHOLE = replace(
-    _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGE_MODE": PAGE_PER_BLOCK}, dtypes=HALVES, fp32_kinds=None
+    _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_MASK": False},
+    dtypes=HALVES, fp32_kinds=None,
 )
 # For debugging only, so all kinds share one kernel.
 _PROBABILITIES = Operation(
@@ -107,6 +105,7 @@ _BACKWARD_DKDV = Operation(
     },
     aligned=("q", "k", "v", "dout", "dk", "dv", "lse", "delta"),
     constants=(*_TILE, "USE_PEELING", "WEIGHT_SHIFT", "DK_APART"),
+    fixed={"HAS_MASK": False},
     range_arguments=("norms",),
     kinds=KINDS,
     fp32_kinds=("plain", "bias", "any"),
@@ -175,10 +174,12 @@ def _with_value_dims(row: Operation) -> Operation:
 
 
 def _for_blocks(row: Operation) -> Operation:
-    """The operation for block-sparse attention: its one kind is `blocks`, so no other kernel can serve such a call."""
+    """The operation for attention with a mask. Kind `blocks` has no other option than sinks."""
+    kinds = ("blocks", "any")
     return replace(
-        row, name=f"sparse-{row.name}", sizes=(64, 128, 256), kinds=("blocks",), fp32_kinds=None, sizes_of_kind={},
-        tile_of=row.name,
+        row, name=f"sparse-{row.name}", sizes=(64, 128, 256), kinds=kinds, fp32_kinds=("any",), sizes_of_kind={},
+        fixed={**row.fixed, "HAS_MASK": True}, tile_of=row.name,
+        kinds_of_argument={**row.kinds_of_argument, "bias": (), **dict.fromkeys((*_STRIDES, *_LISTS), kinds)},
     )  # fmt: skip
 
 

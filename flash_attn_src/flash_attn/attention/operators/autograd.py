@@ -73,26 +73,19 @@ def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Te
     ctx.inference = call.is_inference
 
 
-def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
-    """dq, dk, dv and the gradients of s_aux and attn_bias of the call that `keep` kept."""
-    if ctx.inference:
-        raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
-    saved = ctx.saved_tensors
-    q, k, v, _out, _softmax_lse, *tensors = saved
-    return gradients_of(ctx, restore(q, k, v, tuple(tensors), ctx.rest), saved, dout, dlse)
-
-
-def gradients_of(
+def kept_gradients(
     ctx: Any,
-    call: AttentionCall,
-    saved: tuple[Any, ...],
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
     backward: Callable[[GradientCall], torch.Tensor] = backward_by_op,
 ) -> _Gradients:
-    """`differentiate` of a call that was saved as q, k, v, out, softmax_lse and more, whose own derivative is PyTorch's
-    or an error."""
-    q, k, v, out, softmax_lse, *_ = saved
+    """dq, dk, dv and the gradients of s_aux and attn_bias of the call that `keep` kept. The derivative of these is
+    PyTorch's, or an error. backward: see `differentiate`."""
+    if ctx.inference:
+        raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
+    saved = ctx.saved_tensors
+    q, k, v, out, softmax_lse, *tensors = saved
+    call = restore(q, k, v, tuple(tensors), ctx.rest)
 
     def first(_ctx: Any, _saved: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
         dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse, backward)

@@ -15,7 +15,7 @@ from flash_attn.attention import backends
 from flash_attn.attention.operators.autograd import keep, kept_gradients
 from flash_attn.attention.operators.results import complete, fake_results
 from flash_attn.call.calls import AttentionCall, new_out
-from flash_attn.call.options import ARGUMENTS, FIELDS, SCHEMA, Options, as_arguments, from_arguments, option_tensors
+from flash_attn.call.options import FIELDS, SCHEMA, Options, as_arguments, from_arguments, option_tensors
 from flash_attn.call.tracing import refuse_tangents_of_an_op
 
 # The fields of a call besides its options.
@@ -28,7 +28,7 @@ _SCHEMA = (
     f"(Tensor q, Tensor k, Tensor v, {', '.join(f'{schema} {name}' for name, schema in _FIELDS.items())}, {SCHEMA}) "
     "-> (Tensor, Tensor, Tensor)"
 )
-_NAMES = (*_FIELDS, *ARGUMENTS)
+_NAMES = [argument.name for argument in torch._C.parse_schema(f"op{_SCHEMA}").arguments[3:]]
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, more: tuple[Any, ...]) -> AttentionCall:

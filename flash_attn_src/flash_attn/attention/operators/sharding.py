@@ -20,27 +20,26 @@ _PLANES = {"attn_bias", "seen", "ranges", "hidden"}
 _IDS = {"ids_q", "ids_k"}
 
 # Op -> the tensors that it returns, "" for one that is not sharded.
-Results = tuple[tuple[str, tuple[str, ...]], ...]
-_EXTENDED: Results = (
-    ("_extended_forward", ("out", "softmax_lse", "")),
-    ("_extended_backward", ("dq", "dk", "dv", "softmax_d", "attn_bias")),
-)
+_RESULTS = {
+    "_extended_forward": ("out", "softmax_lse", ""),
+    "_extended_backward": ("dq", "dk", "dv", "softmax_d", "attn_bias"),
+}
 
 
-def is_distributed(x: torch.Tensor, ops: Results = _EXTENDED) -> bool:
+def is_distributed(x: torch.Tensor) -> bool:
     """Whether x is a DTensor. If it is, the ops have strategies from now on."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(x, module.DTensor):
         return False
-    _register(ops)
+    _register()
     return True
 
 
 @functools.cache
-def _register(ops: Results) -> None:
+def _register() -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
-    for name, results in ops:
+    for name, results in _RESULTS.items():
         op = getattr(torch.ops.flash_attn, name).default
         register_sharding(op)(functools.partial(_strategies, op, results))
 

@@ -24,7 +24,7 @@ from flash_attn.call.tracing import is_traced, is_transformed, refuse_transforms
 from flash_attn.interfaces.fa3 import second_query
 from flash_attn.interfaces.fa3.inputs import check_used, factors, used_rows
 from flash_attn.interfaces.fa4.arguments import Mask, keeps_gradients, refuse
-from flash_attn.interfaces.fa4.block_sparsity import attend_to_blocks, refuse_beside_blocks
+from flash_attn.interfaces.fa4.block_sparsity import attend_to_blocks
 from flash_attn.interfaces.fa4.rows import Lengths, Rows, fewer, packed, rows_of, rows_that_do_not_count, unpacked
 
 # The head dim of values that upstream takes for keys, too.
@@ -200,16 +200,15 @@ def _over_blocks(q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor
     """Over the blocks of block_sparse_tensors. Raises NotImplementedError for options that a block mask excludes."""
     if options.qv is not None or q is None or k is None:
         raise NotImplementedError("qv: got a tensor, or no q or k, wanted q, k and v alone with block_sparse_tensors")
-    refuse_beside_blocks(options.of_call())
     if options.mask.fewer_queries or options.mask.fewer_keys:
         raise NotImplementedError("window_size: got a negative side, wanted 0 or more with block_sparse_tensors")
     out, softmax_lse = attend_to_blocks(
-        q, k, v, options.block_sparse_tensors, options.block_sparse_tensors_bwd, softmax_scale=options.softmax_scale,
-        window=options.mask.window, deterministic=options.deterministic,
+        q, k, v, options.block_sparse_tensors, options.block_sparse_tensors_bwd, options.of_call(),
+        deterministic=options.deterministic,
     )  # fmt: skip
     if options.return_lse:
         return out, _told(softmax_lse)
-    return out, _told(softmax_lse.detach()) if keeps_gradients(q, k, v) else None
+    return out, _told(softmax_lse.detach()) if keeps_gradients(q, k, v, options.learnable_sink) else None
 
 
 def attend(

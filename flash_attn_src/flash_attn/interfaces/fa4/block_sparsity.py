@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flash_attn.attention.masked import MAX_HEAD_DIM, as_arguments
+from flash_attn.attention.masked import MAX_HEAD_DIM, attend
 from flash_attn.call.arguments import diagnose_switches
 from flash_attn.call.arguments.diagnosis import check_strided
 from flash_attn.call.block_mask import BlockMask, check_block_size
-from flash_attn.call.calls import AttentionCall, Options, Window, replace
+from flash_attn.call.calls import AttentionCall, Options, replace
 from flash_attn.call.mask import Mask
-from flash_attn.sparse.attention import flash_attn_block_sparse_func
 
 _NAME = "block_sparse_tensors"
 
@@ -116,30 +115,15 @@ def check_transposed(tensors_bwd: Any, mask: BlockMask, q: torch.Tensor, k: torc
         raise ValueError(f"{_NAME}_bwd: got other blocks than {_NAME} has, wanted its transpose")
 
 
-def refuse_beside_blocks(options: Options, dlse: torch.Tensor | None = None) -> None:
-    """Raises NotImplementedError for an option that kernels with a block mask do not have."""
-    for name, tensor in (("learnable_sink", options.s_aux), ("dlse", dlse)):
-        if tensor is not None:
-            raise NotImplementedError(f"{name}: got a tensor, wanted None with {_NAME}")
-    if options.softcap:
-        raise NotImplementedError(f"softcap: got {options.softcap}, wanted 0 with {_NAME}")
-
-
-def gradients_over_blocks(
-    call: AttentionCall, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor, tensors: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) of a checked call of dense tensors, whose lists are of blocks of queries."""
+def over_queries(call: AttentionCall, tensors: Any) -> AttentionCall:
+    """A checked call of dense tensors, for its gradients, with a mask of lists of blocks of queries."""
     head_dim = call.q.shape[-1]
     if head_dim > MAX_HEAD_DIM or call.v.shape[-1] != head_dim:
         raise ValueError(
             f"head_dim: got {head_dim} and {call.v.shape[-1]} for v, wanted the same and at most {MAX_HEAD_DIM} with "
             f"{_NAME}"
         )
-    mask = mask_of_lists(tensors, call.q, call.k, by_keys=True)
-    dq, dk, dv, _ = torch.ops.flash_attn._masked_backward(
-        dout, call.q, call.k, call.v, out, lse, *as_arguments(Mask(mask), replace(call.options, causal=False))
-    )
-    return dq, dk, dv
+    return replace(call, causal=False, mask=Mask(mask_of_lists(tensors, call.q, call.k, by_keys=True)))
 
 
 def attend_to_blocks(
@@ -147,10 +131,9 @@ def attend_to_blocks(
     k: torch.Tensor,
     v: torch.Tensor,
     tensors: Any,
-    tensors_bwd: Any = None,
+    tensors_bwd: Any,
+    options: Options,
     *,
-    softmax_scale: float | None,
-    window: Window,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse) of dense tensors over listed blocks. softmax_lse is +inf in rows that see no key."""
@@ -164,6 +147,6 @@ def attend_to_blocks(
     mask = mask_of_lists(tensors, q, k)
     if tensors_bwd is not None:
         check_transposed(tensors_bwd, mask, q, k)
-    result = flash_attn_block_sparse_func(q, k, v, mask, softmax_scale, window_size=window, return_lse=True)
+    result = attend(q, k, v, Mask(mask), options, return_lse=True)
     assert isinstance(result, tuple)
     return result

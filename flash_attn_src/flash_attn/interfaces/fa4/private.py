@@ -19,7 +19,7 @@ from flash_attn.call.arguments import check_alike, check_dense, check_gradients,
 from flash_attn.call.calls import AttentionCall, maybe_contiguous
 from flash_attn.interfaces.fa4.arguments import check_speed, mask_of, refuse
 from flash_attn.interfaces.fa4.attention import Lengths, Options, Result, attend
-from flash_attn.interfaces.fa4.block_sparsity import gradients_over_blocks, refuse_beside_blocks
+from flash_attn.interfaces.fa4.block_sparsity import over_queries
 from flash_attn.interfaces.fa4.rows import packed
 
 _HEAD_DIM_STEP = 8
@@ -182,11 +182,9 @@ def _flash_attn_bwd(
     out, dout, lse = _padded(out), _padded(dout), lse.masked_fill(lse == -torch.inf, torch.inf)
     check_gradients(call, dout, out, lse, (None, None, None))
     with torch.no_grad():
-        if block_sparse_tensors is None:
-            *computed, dsink, _ = differentiate(call, out, lse, dout, dlse)
-        else:
-            refuse_beside_blocks(call.options, dlse=dlse)
-            computed, dsink = [*gradients_over_blocks(call, out, lse, dout, block_sparse_tensors)], None
+        if block_sparse_tensors is not None:
+            call = over_queries(call, block_sparse_tensors)
+        *computed, dsink, _ = differentiate(call, out, lse, dout, dlse)
         results: list[torch.Tensor] = []
         for name, gradient, like, given in zip(("dq", "dk", "dv"), computed, (q, k, v), (dq, dk, dv), strict=True):
             assert gradient is not None

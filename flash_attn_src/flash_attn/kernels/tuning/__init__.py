@@ -51,15 +51,15 @@ def config(target: str, variant: Variant) -> Config:
         own = table.get((f"{variant.op}-bias", 32 if variant.dtype == "fp32" else 16, variant.block_d))
         # Otherwise half the keys, because a tile of the bias takes as many registers as a tile of scores.
         return own["any"] if own else row["any"]._replace(block_n=max(row["any"].block_n // 2, 16))
-    if variant.kind == "blocks":
-        plain, inner = row["plain"], _inner(variant)
-        return plain._replace(**{inner: min(getattr(plain, inner), SPARSE_BLOCK)})
-    return row["plain" if variant.kind == "sink" else variant.kind]
+    tile = row["plain" if variant.kind in ("sink", "blocks") else variant.kind]
+    if operation.has_mask:
+        return tile._replace(**{_inner(variant): min(getattr(tile, _inner(variant)), SPARSE_BLOCK)})
+    return tile
 
 
 def serves(variant: Variant, tile: Config) -> bool:
     """Whether a kernel is right with a tile. With a block mask a tile of the inner loop lies in one block."""
-    return variant.kind != "blocks" or SPARSE_BLOCK % getattr(tile, _inner(variant)) == 0
+    return not variant.operation.has_mask or SPARSE_BLOCK % getattr(tile, _inner(variant)) == 0
 
 
 def _inner(variant: Variant) -> str:

@@ -33,13 +33,11 @@ def score_kind(call: AttentionCall | CacheCall) -> str:
     options = call.options
     if options.attn_bias is not None:
         return "bias"
-    if options.mask is not None:
-        return "blocks"
     used = [row.kind for row in MODIFIERS if _is_used(getattr(options, row.option))]
     # Kernels of other kinds than `any` take the maximum of the scores before they scale them.
-    if len(used) > 1 or options.scale <= 0.0:
+    if len(used) > 1 or options.scale <= 0.0 or (used and options.mask is not None):
         return "any"
-    return used[0] if used else "plain"
+    return used[0] if used else "plain" if options.mask is None else "blocks"
 
 
 def _is_used(value: torch.Tensor | float | None) -> bool:
@@ -49,7 +47,7 @@ def _is_used(value: torch.Tensor | float | None) -> bool:
 def forward_kind(call: AttentionCall | CacheCall) -> str:
     """The kind of forward kernel that a call needs, one of `operation.FORWARD_KINDS`."""
     kind = score_kind(call)
-    if call.options.s_aux is None or kind in ("bias", "blocks"):
+    if call.options.s_aux is None or kind in ("bias", "blocks", "any"):
         return kind
     return "sink" if kind == "plain" else "any"
 
