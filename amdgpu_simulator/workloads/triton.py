@@ -18,7 +18,8 @@ from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.value_dims import LATENT_DIM
 from flash_attn.kernels.variants import Variant
-from flash_attn.sparse import BlockMask, flash_attn_block_sparse_func
+from flash_attn.ranges import flash_attn_ranges_func
+from flash_attn.sparse import BlockMask
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
@@ -53,7 +54,7 @@ def parse_kernel(name: str) -> Variant:
     for row in (OPERATIONS[op] for op in ops if op in OPERATIONS):
         for dtype in (*DTYPES, *FP8_TYPES.values()):
             for kind in row.kinds_of(dtype):
-                for head_dim in row.sizes_for(kind) if kind in _OPTIONS else ():
+                for head_dim in row.sizes_for(kind) if kind in _OPTIONS or row.has_mask else ():
                     if (variant := Variant(row.name, dtype, head_dim, kind)).name == name:
                         return variant
     raise ValueError(
@@ -183,7 +184,7 @@ def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int 
         .requires_grad_(is_backward)
         for n, width in zip(lengths, widths, strict=True)
     )
-    options = dict(_OPTIONS[variant.kind])
+    options = dict(_OPTIONS.get(variant.kind, _OPTIONS["softcap"]))
     if variant.kind == "bias":
         options["attn_bias"] = options["attn_bias"].to(q.dtype).expand(1, 1, q.shape[1], k.shape[1])
     # All queries of a long call see the first keys. A causal mask of flash_attn would align the last query and key.
@@ -191,12 +192,12 @@ def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int 
     if variant.op == "int8-fwd":
         flash_attn_int8_func(q, k, v, causal=causal)
         return
-    if variant.kind == "blocks":  # all of them are visible
+    if variant.operation.has_mask:  # all of them are visible
         seen = torch.ones(1, 1, -(-q.shape[1] // SPARSE_BLOCK), -(-k.shape[1] // SPARSE_BLOCK), dtype=torch.bool)
-        options = {"block_mask": BlockMask(seen, (SPARSE_BLOCK, SPARSE_BLOCK))}
+        options["block_mask"] = BlockMask(seen, (SPARSE_BLOCK, SPARSE_BLOCK))
     function: Callable[..., Any] = flash_attn_func
-    if variant.kind == "blocks" or variant.op == "fp8-fwd":
-        function = flash_attn_block_sparse_func if variant.kind == "blocks" else flash_attn_fp8_func
+    if variant.operation.has_mask or variant.op == "fp8-fwd":
+        function = flash_attn_ranges_func if variant.operation.has_mask else flash_attn_fp8_func
     out = function(q, k, v, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     if is_backward:

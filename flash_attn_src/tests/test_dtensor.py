@@ -1,5 +1,7 @@
 """DTensors: attention whose batch entries or heads are divided among two processes, against one process."""
 
+# ruff: noqa: ARG005 - PyTorch calls a mask_mod with four arguments and a score_mod with five
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,7 +10,10 @@ from typing import Any
 import flash_attn
 import pytest
 import torch
+from flash_attn.flex import flex_attention, flex_report
 from flash_attn.ranges import flash_attn_ranges_func
+from flash_attn.sdpa import attention as door
+from torch.nn.attention.flex_attention import create_block_mask
 from two_ranks import both
 
 torch.set_num_threads(1)
@@ -74,6 +79,7 @@ def _rank(_number: int) -> list[torch.Tensor]:
             assert found[0].placements == (Shard(2 if by_heads else 0),)
             pairs = zip(found, _results(name, _inputs()), strict=True)
             errors.append(torch.stack([(x.full_tensor() - right).abs().max() for x, right in pairs]).detach())
+        errors += _flex_errors(placed)
     with pytest.raises(NotImplementedError, match=r"dropout_p: got 0\.5 with DTensors"):
         flash_attn.flash_attn_func(placed["q"], placed["k"], placed["v"], 0.5)
     uneven = [distribute_tensor(torch.randn(2, 9, 3, DIM), mesh, [Shard(2)]) for _ in range(3)]
@@ -82,7 +88,31 @@ def _rank(_number: int) -> list[torch.Tensor]:
     return [*errors, (out.full_tensor() - whole).abs().max()]
 
 
+def _flex_errors(placed: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The largest errors of flex_attention of DTensors, served by a mask, by slopes and by a bias."""
+    door.is_on_gpu = lambda _: True
+    ids, slopes, errors = torch.arange(23) // 5, torch.tensor([0.5, 0.25, 0.125, 0.1]), []
+    block_mask = create_block_mask(lambda b, h, q, kv: (q >= kv) & (ids[q] == ids[kv]), None, None, 19, 23, "cpu")
+    mods = (
+        (lambda s, b, h, q, kv: 5 * torch.tanh(s * (h + 1.0) / 5), block_mask),
+        (lambda s, b, h, q, kv: s + slopes[h] * (q * kv % 5), block_mask), (None, None),
+    )  # fmt: skip
+    for score_mod, mask in mods:
+        results: list[list[torch.Tensor]] = []
+        for tensors in (placed, _inputs()):
+            leaves = [tensors[name].detach().requires_grad_() for name in "qkv"]
+            served = flex_report().served
+            out, lse = flex_attention(
+                *(x.transpose(1, 2) for x in leaves), score_mod, mask, enable_gqa=True, return_lse=True
+            )
+            assert flex_report().served == served + 1, flex_report()
+            results.append([out, lse, *torch.autograd.grad((out * out).sum() + lse.sum(), leaves)])
+        pairs = zip(*results, strict=True)
+        errors.append(torch.stack([(x.full_tensor() - right).abs().max() for x, right in pairs]).detach())
+    return errors
+
+
 def test_two_ranks_agree_with_one(tmp_path: Path) -> None:
     for errors in both(tmp_path, _rank):
-        assert len(errors) == 2 * len(CALLS) + 1
+        assert len(errors) == 2 * (len(CALLS) + 3) + 1
         assert all((x < 2e-5).all() for x in errors)

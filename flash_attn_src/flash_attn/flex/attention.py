@@ -12,8 +12,10 @@ from torch._higher_order_ops.flex_attention import flex_attention as _flex
 from torch.nn.attention import flex_attention as torch_flex
 
 from flash_attn.attention.operators.lse import with_gradient
+from flash_attn.attention.operators.sharding import is_distributed, replicated
 from flash_attn.call.arguments import check_dense
 from flash_attn.call.arguments.diagnosis import LEAST, MOST
+from flash_attn.call.block_mask import BlockMask
 from flash_attn.call.calls import AttentionCall, Options
 from flash_attn.core.store import KernelError
 from flash_attn.flash_attn_interface import flash_attn_func
@@ -70,7 +72,8 @@ def attention_or_reason(
     if type(scale) not in (int, float, NoneType):
         return "arguments of other types"
     query, key, value = _cast(query, key, value)
-    reason = reason_to_pass_on(query, key, value, None, 0.0, False, enable_gqa, scale)
+    are_distributed = all(map(is_distributed, (query, key, value)))
+    reason = reason_to_pass_on(query, key, value, None, 0.0, False, enable_gqa, scale, are_distributed=are_distributed)
     reason = reason or _reason(query, key, score_mod, block_mask, return_lse, kernel_options, return_aux)
     if reason is not None:
         return reason
@@ -125,7 +128,7 @@ def _understood(
     if isinstance(made, str):
         return made
     for term in asked.score.factors:
-        query = (query * values(term, asked.places(), query.device)).to(query.dtype)
+        query = (query * replicated(values(term, asked.places(), query.device), query)).to(query.dtype)
     return made, query, factor, asked.score.softcap
 
 
@@ -152,6 +155,8 @@ def _reason(
     if not isinstance(block_mask, torch_flex.BlockMask):
         return "arguments of other types"
     lists = block_mask.kv_num_blocks
+    if is_distributed(lists):
+        return "block_mask: of DTensors"
     if lists.device != query.device:
         return "block_mask: on another device"
     if lists.dim() != 3 or lists.shape[0] not in (1, query.shape[0]) or lists.shape[1] not in (1, query.shape[1]):
@@ -160,6 +165,13 @@ def _reason(
     if block_mask.BLOCK_SIZE[0] < _NO_MASK_BLOCK and tuple(block_mask.shape[-2:]) != wanted:
         return "block_mask: of another length"
     return None
+
+
+def _beside(q: torch.Tensor, x: Any) -> Any:
+    """What a mask_mod or score_mod computed, alike on all ranks, for a call of q."""
+    if isinstance(x, BlockMask):
+        return BlockMask(replicated(x.seen, q), x.block_size)
+    return replicated(x, q) if isinstance(x, torch.Tensor) else x
 
 
 def _are_hints(kernel_options: Any) -> bool:
@@ -178,16 +190,17 @@ def _attention(
     if isinstance(made, Masked):
         from flash_attn.ranges import flash_attn_ranges_func  # registers operators, which takes time
 
-        mask = {field.name: getattr(made, field.name) for field in fields(made)}
+        mask = {field.name: _beside(q, getattr(made, field.name)) for field in fields(made)}
         result = flash_attn_ranges_func(q, k, v, **mask, softmax_scale=scale, softcap=softcap, return_lse=True)
         return result[0], result[1]
-    options = Options(scale, False, made.window, softcap, alibi_slopes=made.alibi_slopes, attn_bias=made.attn_bias)
+    alibi_slopes, attn_bias = _beside(q, made.alibi_slopes), _beside(q, made.attn_bias)
+    options = Options(scale, False, made.window, softcap, alibi_slopes=alibi_slopes, attn_bias=attn_bias)
     call = AttentionCall(q, k, v, options, torch.are_deterministic_algorithms_enabled())
     out, lse, _ = flash_attn_func(
-        q, k, v, softmax_scale=scale, softcap=softcap, window_size=made.window, alibi_slopes=made.alibi_slopes,
-        attn_bias=made.attn_bias, deterministic=call.deterministic, return_attn_probs=True,
+        q, k, v, softmax_scale=scale, softcap=softcap, window_size=made.window, alibi_slopes=alibi_slopes,
+        attn_bias=attn_bias, deterministic=call.deterministic, return_attn_probs=True,
     )  # fmt: skip
-    if wants_lse and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, made.attn_bias)):
+    if wants_lse and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, attn_bias)):
         check_dense(call)
         lse = with_gradient(call, lse)
     return out, lse

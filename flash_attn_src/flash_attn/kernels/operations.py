@@ -78,8 +78,11 @@ _FORWARD_PAGED = replace(
     tile_of="fwd",
 )
 _FORWARD_PAGED_WHOLE = replace(
-    _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_MASK": False},
-    dtypes=HALVES, fp32_kinds=None,
+    _FORWARD_PAGED,
+    name="fwd-paged-whole",
+    fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_MASK": False},
+    dtypes=HALVES,
+    fp32_kinds=None,
 )
 # For debugging only, so all kinds share one kernel.
 _PROBABILITIES = Operation(

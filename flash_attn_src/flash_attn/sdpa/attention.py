@@ -44,12 +44,14 @@ def reason_to_pass_on(
     is_causal: bool,
     enable_gqa: bool,
     scale: float | None = None,
+    *,
+    are_distributed: bool = False,
 ) -> str | None:
-    """Why these kernels cannot serve a call; None where they can.
+    """Why these kernels cannot serve a call; None where they can. are_distributed: the tensors are DTensors.
 
     A wrong call has a reason too: PyTorch then raises its own error.
     """
-    if not (_is_plain(query) and _is_plain(key) and _is_plain(value)):
+    if not (are_distributed or (_is_plain(query) and _is_plain(key) and _is_plain(value))):
         return "a tensor subclass"
     if _transforms_active():
         return "a transform of torch.func"
@@ -170,7 +172,7 @@ def attention(
             out = differentiable(call, q, k, v)
         else:
             out = attend(None, call)
-    elif (ids := _ids(attn_mask, shape, value.shape[-1], scale)) is not None:
+    elif (ids := _ids(attn_mask, shape, value.shape[-1])) is not None:
         from flash_attn.ranges import flash_attn_ranges_func  # registers operators, which takes time
 
         every = ids.new_ones((1, seqlen_q))
@@ -237,15 +239,13 @@ def _of_scores(attn_mask: torch.Tensor, ndim: int) -> torch.Tensor:
     return attn_mask
 
 
-def _ids(
-    attn_mask: torch.Tensor | None, shape: torch.Size, head_dim_v: int, scale: float | None
-) -> torch.Tensor | None:
+def _ids(attn_mask: torch.Tensor | None, shape: torch.Size, head_dim_v: int) -> torch.Tensor | None:
     """A boolean mask that all heads and queries share as ids of keys, int32 (1 or batch, seqlen_k): 1 where a key is
     visible, else 0. None for another mask, and for a call that kernels with a mask do not serve.
 
     Padding is such a mask. Its ids take 4 bytes for each key, and tiles of hidden keys are skipped.
     """
-    if attn_mask is None or attn_mask.dtype is not torch.bool or not (scale is None or scale > 0.0):
+    if attn_mask is None or attn_mask.dtype is not torch.bool:
         return None
     if shape[-1] != head_dim_v or head_dim_v > _MOST_MASKED_DIM:
         return None

@@ -62,7 +62,7 @@ def differentiate(
 def _new(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (call.q, call.k, call.v))
     bias = call.options.attn_bias
-    return dq, dk, dv, None if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    return dq, dk, dv, None if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
 
 
 def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ def kept_gradients(
     def first(_ctx: Any, _saved: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
         dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse, backward)
         if dv is None and dlse is not None:  # zeros instead of nothing, as upstream
-            dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+            dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
         return dq, dk, dv, dsinks, dbias
 
     if is_compiling() or not torch.is_grad_enabled():

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from flash_attn.attention.operators import dispatch
 from flash_attn.attention.operators.autograd import differentiate
+from flash_attn.attention.operators.sharding import replicated
 from flash_attn.call.calls import AttentionCall, kept, replace, restore
 from flash_attn.call.first_derivative import Gradients, first_only
 
@@ -54,7 +55,7 @@ def _gradients(ctx: Any, saved: tuple[Any, ...], dlse: torch.Tensor) -> Gradient
     assert dq is not None
     assert dk is not None
     shape, dtype = ctx.of_v
-    dv = torch.zeros(shape, dtype=dtype, device=q.device) if ctx.needs_input_grad[2] else None
+    dv = replicated(torch.zeros(shape, dtype=dtype, device=q.device), q) if ctx.needs_input_grad[2] else None
     return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv, dsinks, dbias
 
 

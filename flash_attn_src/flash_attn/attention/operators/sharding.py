@@ -35,6 +35,16 @@ def is_distributed(x: torch.Tensor) -> bool:
     return True
 
 
+def replicated(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that all ranks hold alike, as a DTensor beside the DTensor `like`; x itself beside another tensor."""
+    if not is_distributed(like):
+        return x
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 @functools.cache
 def _register() -> None:
     from torch.distributed.tensor.experimental import register_sharding

@@ -193,7 +193,10 @@ TARGET_ROWS: dict[str, Rows] = {
         # sparse-fwd, 16 bits: clock, 2026-11-29. Tiles without and with hidden keys 6879 and 14472 cycles, 19 spills;
         # by the tile of fwd 8052 and 60471, 150 spills; without waves_per_eu 8746, 287 registers, one program.
         ("sparse-fwd", 16, 128): tiles(
-            C(128, 32, 4, 2, options=(("waves_per_eu", 2), *BOTH_ORDERS, *_KPACK, *PRIORITIES))
+            {
+                "plain": C(128, 32, 4, 2, options=(("waves_per_eu", 2), *BOTH_ORDERS, *_KPACK, *PRIORITIES)),
+                "others": C(128, 32, 4, 2, options=_KPACK),
+            }
         ),
         # sparse-bwd-dq, 16 bits: clock, 2026-11-29. 10845 cycles, two programs a compute unit, 22 spills; without
         # waves_per_eu 282 registers, one program and 15360.
