@@ -271,7 +271,6 @@ MASK = BlockMask(torch.ones(1, 1, 2, 2, dtype=torch.bool, device=DEVICE))
             lambda: flash_attn_block_sparse_func(Q, K, K, BlockMask(MASK.seen.expand(1, 3, 2, 2))),
             "wanted (1 or 2, 1 or 4, 2, 2) for 130 queries and 200 keys",
         ),
-        (lambda: flash_attn_block_sparse_func(Q, K, K, MASK, softmax_scale=-1.0), "softmax_scale: got -1.0"),
         (lambda: flash_attn_block_sparse_func(Q, K, K, MASK, return_lse=1), "return_lse: got 1"),
         (lambda: flash_attn_block_sparse_func(Q, K, K[..., :32], MASK), "head_dim: got 64 and 32 for v"),
         (lambda: flash_attn_block_sparse_func(Q.float(), K, K, MASK), "k: got torch.float16"),

@@ -189,9 +189,9 @@ class _Drawing:
         masked = layout == "dense" and not bias and same_width and self.head_dim <= 256 and self.maybe(0.3)
         if bias:
             self.bias(seqlen_q, seqlen_k)
-        elif masked and not self.more:
-            self.mask_in_memory(seqlen_q, seqlen_k)
         else:
+            if masked and not self.more:
+                self.mask_in_memory(seqlen_q, seqlen_k)
             self.scores_()
             if self.maybe(0.2):
                 state = self.tensor("rng_state", 2, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Attention with a mask of blocks, ranges and ids, and its gradient: for `flash_attn.sparse` and `flash_attn.ranges`."""
+"""Attention with a mask of blocks, ranges and ids, for `flash_attn.sparse` and `flash_attn.ranges`."""
 
 from __future__ import annotations
 

@@ -23,10 +23,11 @@ def flash_attn_block_sparse_func(
     """Attention of q (batch, seqlen_q, heads, head_dim) and k, v (batch, seqlen_k, heads_k, head_dim) over the blocks
     that a mask shows: `flash_attn.sparse.BlockMask`, for all heads or for each.
 
-    fp16, bf16 or fp32, head dims up to 256, heads a multiple of heads_k, forward and backward. softmax_scale: positive,
+    fp16, bf16 or fp32, head dims up to 256, heads a multiple of heads_k, forward and backward. softmax_scale:
     1 / sqrt(head_dim) by default. causal and window_size hide single keys in visible blocks, aligned to the last query
     and the last key. A query that sees no key gets 0. Returns out like q; with return_lse also the logsumexp of the
-    scaled scores, fp32 (batch, heads, seqlen_q), +inf for a query without a key.
+    scaled scores, fp32 (batch, heads, seqlen_q), +inf for a query without a key. `flash_attn_ranges_func` takes a block
+    mask together with a soft cap, dropout, ALiBi and sinks.
 
     Time and memory follow the number of visible blocks. Nothing of a mask is kept: each call reads what it holds then.
 
