@@ -121,7 +121,7 @@ def test_random_calls_launch_what_python_launches(peer: Peer, seeds: range) -> N
 
 # Numbers of the table that no call of the library reads.
 OF_PYTHON_ALONE = {
-    "latent_resident", "HAS_OFFSETS", "LOSS_HAS_LSE", "LOSS_IS_SPLIT", "NORM_HAS_BIAS", "NORM_HAS_RESIDUAL",
+    "latent_resident", "HAS_OFFSETS", "HAS_BITS", "LOSS_HAS_LSE", "LOSS_IS_SPLIT", "NORM_HAS_BIAS", "NORM_HAS_RESIDUAL",
     "NORM_STORE_Z", "NORM_IS_RMS", "CHUNK_BITS", "CHUNK_MASK", "PAGE_PER_KEY", "PAGE_PER_BLOCK",
     "PARTIAL_BLOCK", "WHOLE_BLOCK", "HIDDEN_BLOCK",
 }  # fmt: skip

@@ -7,9 +7,9 @@ import torch
 from flash_attn.attention.masked import attend
 from flash_attn.call.block_mask import BlockMask
 from flash_attn.call.calls import Options
-from flash_attn.call.mask import Mask
+from flash_attn.call.mask import Mask, pack_bits
 
-__all__ = ["Mask", "flash_attn_ranges_func"]
+__all__ = ["Mask", "flash_attn_ranges_func", "pack_bits"]
 
 
 def flash_attn_ranges_func(
@@ -21,6 +21,7 @@ def flash_attn_ranges_func(
     ids_k: torch.Tensor | None = None,
     *,
     hidden: torch.Tensor | None = None,
+    bits: torch.Tensor | None = None,
     block_mask: BlockMask | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -41,6 +42,8 @@ def flash_attn_ranges_func(
     or packed sequences, in any order. ids_k is ids_q where it is left out and the lengths agree.
     hidden: int32 (1 or batch, 1 or heads, seqlen_k, 2, 2), for each key two ranges of queries as [start, end), which do
     not see it.
+    bits: int32 (1 or batch, 1 or heads, seqlen_q, ceil(seqlen_k / 32)), in the place of ranges for a mask of any form:
+    bit j % 32 of word j // 32 shows key j to the query. `pack_bits` makes it of a bool for each score.
     block_mask: `flash_attn.sparse.BlockMask`, whose hidden blocks no query sees, and whose whole blocks (uint8, 2) are
     visible whatever the rest hides.
     A key is visible where all of these, causal and window_size show it. causal and window_size are aligned to the last
@@ -52,7 +55,7 @@ def flash_attn_ranges_func(
     logsumexp of the scaled scores and the sink, fp32 (batch, heads, seqlen_q), +inf for a query without both.
 
     Tiles of keys that no query of a tile sees are skipped. What the tensors of the mask hold is read on the GPU at each
-    call, without a wait for it; the memory for it grows with the length.
+    call, without a wait for it; the memory for it grows with the length, that of bits with its square.
 
     Under torch.autocast q, k and v are cast to its type, unless all are fp16 or all bf16. TypeError or ValueError,
     which name the argument, for shapes, types and devices that do not fit. NotImplementedError in forward mode.
@@ -63,6 +66,6 @@ def flash_attn_ranges_func(
         ids_k = ids_q
     if isinstance(ranges, torch.Tensor) and ranges.dim() == 4:  # the other range is empty
         ranges = torch.nn.functional.pad(ranges[..., None, :], (0, 0, 0, 1))
-    mask = Mask(block_mask, ranges, ids_q, ids_k, hidden)
+    mask = Mask(block_mask, ranges, ids_q, ids_k, hidden, bits)
     options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes, s_aux=s_aux)
     return attend(q, k, v, mask, options, return_lse=return_lse)

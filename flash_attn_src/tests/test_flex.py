@@ -95,8 +95,8 @@ def _causal(b: Any, h: Any, q: Any, kv: Any) -> Any:  # noqa: ARG001
     return q >= kv
 
 
-# mask -> (mask_mod, the arguments of flash_attn_ranges_func beside its blocks, or None where a bias serves it)
-MASKS: dict[str, tuple[Function | None, str | None]] = {
+# mask -> (mask_mod, the arguments of flash_attn_ranges_func beside its blocks)
+MASKS: dict[str, tuple[Function | None, str]] = {
     "no mask": (None, ""),
     "causal": (_causal, "window"),
     "window": (lambda b, h, q, kv: (q >= kv) & (q - kv <= 40), "window"),
@@ -116,7 +116,7 @@ MASKS: dict[str, tuple[Function | None, str | None]] = {
     "queries without keys": (lambda b, h, q, kv: (q >= kv) & (q < LENGTHS[b]), "ranges"),
     "blocks": (lambda b, h, q, kv: (q // 128 + kv // 128) % 2 == 0, ""),
     "causal blocks": (lambda b, h, q, kv: ((q // 128 + kv // 128) % 2 == 0) & (q >= kv), "window"),
-    "single keys": (lambda b, h, q, kv: (q + kv) % 3 == 0, None),
+    "single keys": (lambda b, h, q, kv: (q + kv) % 3 == 0, "bits"),
     "a window for each head": (lambda b, h, q, kv: (q - kv).abs() <= 10 * (h + 1), "ranges"),
     "scattered documents": (lambda b, h, q, kv: (q >= kv) & (SCATTERED[q] == SCATTERED[kv]), "window ids"),
     "wide ids": (lambda b, h, q, kv: WIDE[b, q] == WIDE[b, kv], "ids"),
@@ -134,8 +134,9 @@ MASKS: dict[str, tuple[Function | None, str | None]] = {
     "places in chunks": (lambda b, h, q, kv: (q // 70 == kv // 70) & (q % 70 >= kv % 70), "ranges"),
     "padded keys": (lambda b, h, q, kv: REAL[b, kv] & (q >= kv), "window ids"),
     "blocks of a table": (lambda b, h, q, kv: CHOSEN[h, q // 128, kv // 128] & (q >= kv), "window"),
+    "documents of a head": (lambda b, h, q, kv: (SCATTERED[q] + h) % 3 == SCATTERED[kv], "bits"),
     "images in a text": (
-        lambda b, h, q, kv: (q >= kv) | ((SCATTERED[q] == SCATTERED[kv]) & (SCATTERED[q] > 0)), None,
+        lambda b, h, q, kv: (q >= kv) | ((SCATTERED[q] == SCATTERED[kv]) & (SCATTERED[q] > 0)), "bits",
     ),
 }  # fmt: skip
 SCORES: dict[str, Function | None] = {
@@ -218,12 +219,12 @@ def test_masks_and_scores(mask: str, score: str) -> None:
     mask_mod, arguments = MASKS[mask]
     made = _check(_draw(torch.float32), SCORES[score], mask_mod, lse=True)
     if score == "plain" and isinstance(made, Masked):
-        used = [name for name in ("ranges", "ids_q") if getattr(made, name) is not None]
+        used = [name for name in ("ranges", "ids_q", "bits") if getattr(made, name) is not None]
         window = ["window"] if made.window_size != (-1, -1) else []
         assert " ".join([*window, *used]).replace("ids_q", "ids") == arguments
     elif score == "plain":
-        assert (made.attn_bias is None) is (mask == "no mask")
-        assert arguments is None or mask == "no mask"
+        assert mask == "no mask"
+        assert made.attn_bias is None
     elif score in ("soft cap", "ALiBi of distances") and arguments:
         assert isinstance(made, Masked) or made.attn_bias is None
 
@@ -247,7 +248,7 @@ NUMBERS: dict[str, tuple[Function, bool]] = {
 def test_numbers_are_no_conditions(numbers: str) -> None:
     mask_mod, has_bounds = NUMBERS[numbers]
     made = _check(_draw(torch.float32), None, mask_mod, lse=False)
-    assert isinstance(made, Masked) is has_bounds
+    assert (made.bits is None) is has_bounds
     _check(_draw(torch.float32), lambda s, b, h, q, kv: s + TABLE[h][q] - TABLE[h, kv], mask_mod, lse=False)
 
 

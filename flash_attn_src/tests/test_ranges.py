@@ -17,7 +17,7 @@ from flash_attn.attention.backends import triton as triton_backend
 from flash_attn.attention.operators import dispatch
 from flash_attn.flashmask import flashmask_attention
 from flash_attn.magi import flex_flash_attn_func
-from flash_attn.ranges import flash_attn_ranges_func
+from flash_attn.ranges import flash_attn_ranges_func, pack_bits
 from flash_attn.sparse import BlockMask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,6 +99,11 @@ CASES: dict[str, dict[str, Any]] = {
         "sq": 70, "sk": 75, "heads": (2, 1), "softcap": 2.0, "alibi": True, "dim": 32,
         "mask": lambda: _shuffled(70, 75),
     },
+    "bits": {
+        "sq": 66, "sk": 100, "heads": (2, 1), "dim": 32, "dtype": torch.bfloat16, "causal": True,
+        "mask": lambda: {"bits": pack_bits(_integers(0, 2, 1, 2, 66, 100).bool()),
+                         "block_mask": BlockMask(_integers(0, 3, 1, 2, 2, 2).to(torch.uint8), (64, 64))},
+    },
     "negative scale": {
         "sq": 70, "sk": 90, "scale": -0.2, "dtype": torch.bfloat16,
         "mask": lambda: {"ranges": _random_ranges(2, 1, 70, 90)},
@@ -129,6 +134,8 @@ def _visible(mask: dict[str, Any], sq: int, sk: int, causal: bool, window: tuple
     if ranges is not None:
         pairs = ranges.reshape(*ranges.shape[:3], -1, 2)
         visible = visible & ((keys >= pairs[..., :1]) & (keys < pairs[..., 1:])).any(3)
+    if "bits" in mask:
+        visible = visible & (mask["bits"][..., keys // 32] >> (keys % 32) & 1).bool()
     if "hidden" in mask:
         rows, pairs = torch.arange(sq, device=DEVICE)[:, None], mask["hidden"][:, :, None]
         visible = visible & ~((rows[..., None] >= pairs[..., 0]) & (rows[..., None] < pairs[..., 1])).any(-1)
@@ -312,6 +319,7 @@ RANGES = torch.zeros(1, 1, 13, 2, 2, dtype=torch.int32, device=DEVICE)
         (lambda: flash_attn_ranges_func(Q, K, K, ids_q=IDS), "ids_k: got None, wanted int32 ids beside ids_q"),
         (lambda: flash_attn_ranges_func(Q, K, K, None, IDS, IDS), "ids_k: got shape (1, 13), wanted (1 or 2, 20)"),
         (lambda: flash_attn_ranges_func(Q, K, K, None, None, IDS), "ids_q: got None"),
+        (lambda: flash_attn_ranges_func(Q, K, K, bits=IDS[None]), "bits: got shape (1, 1, 13), wanted (1 or 2, 1 or 4"),
         (lambda: flash_attn_ranges_func(Q, K, K, hidden=RANGES), "hidden: got shape (1, 1, 13, 2, 2), wanted (1 or 2"),
         (lambda: flash_attn_ranges_func(Q, K, K, RANGES.to("meta")), "ranges: got it on meta"),
         (

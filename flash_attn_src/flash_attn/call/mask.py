@@ -24,6 +24,8 @@ class Mask:
                   ids need not be neighbours
     hidden        int32 (1 or batch, 1 or heads, seqlen_k, 2, 2): for each key two ranges of queries that do
                   not see it
+    bits          int32 (1 or batch, 1 or heads, seqlen_q, ceil(seqlen_k / 32)), in the place of ranges: bit j % 32 of
+                  word j // 32 shows key j to the query
     """
 
     blocks: BlockMask | None = None
@@ -31,6 +33,7 @@ class Mask:
     ids_q: torch.Tensor | None = None
     ids_k: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    bits: torch.Tensor | None = None
 
     @property
     def parts(self) -> dict[str, torch.Tensor]:
@@ -70,14 +73,17 @@ class Mask:
             "ids_q": ((batch, seqlen_q), 1),
             "ids_k": ((batch, seqlen_k), 1),
             "hidden": ((batch, heads, seqlen_k, 2, 2), 2),
+            "bits": ((batch, heads, seqlen_q, -(-seqlen_k // 32)), 2),
         }
+        if self.bits is not None and self.ranges is not None:
+            raise ValueError("bits: got a tensor beside ranges, wanted None for one of them")
         for name, (shape, shared) in wanted.items():
             x = getattr(self, name)
             if x is not None:
                 _check(name, x, shape, shared, device)
 
 
-_PARTS = ("seen", "ranges", "ids_q", "ids_k", "hidden")
+_PARTS = ("seen", "ranges", "ids_q", "ids_k", "hidden", "bits")
 # A mask as arguments of a custom operator.
 SCHEMA = ", ".join(f"Tensor? {name}" for name in _PARTS) + ", SymInt[2] block_size"
 
@@ -86,7 +92,8 @@ def parts_of(mask: Mask | None) -> tuple[torch.Tensor | None, ...]:
     """The tensors of a mask in the order of `SCHEMA`."""
     if mask is None:
         return (None,) * len(_PARTS)
-    return None if mask.blocks is None else mask.blocks.seen, mask.ranges, mask.ids_q, mask.ids_k, mask.hidden
+    seen = None if mask.blocks is None else mask.blocks.seen
+    return seen, mask.ranges, mask.ids_q, mask.ids_k, mask.hidden, mask.bits
 
 
 def block_size_of(mask: Mask | None) -> tuple[int, int]:
@@ -103,6 +110,12 @@ def _mask(parts: Sequence[torch.Tensor | None], block_size: Sequence[int]) -> Ma
     seen, *others = parts
     block_q, block_k = block_size
     return Mask(None if seen is None else BlockMask(seen, (block_q, block_k)), *others)
+
+
+def pack_bits(seen: torch.Tensor) -> torch.Tensor:
+    """`Mask.bits` of a mask of every score, bool (..., seqlen_k). Takes four bytes a score while it runs."""
+    whole = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    return (whole.int() << torch.arange(32, dtype=torch.int32, device=seen.device)).sum(-1, dtype=torch.int32)
 
 
 def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, device: torch.device) -> None:

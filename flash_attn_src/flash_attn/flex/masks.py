@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from flash_attn.call.block_mask import BlockMask
+from flash_attn.call.mask import pack_bits
 from flash_attn.flex.edges import Edge, Extreme, Quotient, UnboundedError
 from flash_attn.flex.request import Places, Request
 from flash_attn.flex.values import values
 from flash_attn.kernels.flags import WHOLE_BLOCK
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
+# Bits of a mask, 1 GiB, and scores that are looked at together.
+_MOST_BITS, _CHUNK = 1 << 33, 1 << 25
 _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -24,12 +27,13 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 class Masked:
     """A call of flash_attn_ranges_func: its arguments of the same names."""
 
-    ranges: torch.Tensor | None
-    ids_q: torch.Tensor | None
-    ids_k: torch.Tensor | None
-    block_mask: BlockMask
-    window_size: tuple[int, int]
-    alibi_slopes: torch.Tensor | None
+    ranges: torch.Tensor | None = None
+    ids_q: torch.Tensor | None = None
+    ids_k: torch.Tensor | None = None
+    block_mask: BlockMask | None = None
+    window_size: tuple[int, int] = (-1, -1)
+    alibi_slopes: torch.Tensor | None = None
+    bits: torch.Tensor | None = None
 
 
 def masked(request: Request, window: tuple[int, int] | None, slopes: torch.Tensor | None) -> Masked:
@@ -38,7 +42,8 @@ def masked(request: Request, window: tuple[int, int] | None, slopes: torch.Tenso
     UnboundedError for a mask that the kernels do not have.
     """
     bounds = request.bounds
-    assert bounds is not None
+    if bounds is None:
+        raise UnboundedError("no bounds")
     if any(size % SPARSE_BLOCK for size in request.block_size):
         raise UnboundedError("blocks of another size")
     seen = request.seen
@@ -48,6 +53,23 @@ def masked(request: Request, window: tuple[int, int] | None, slopes: torch.Tenso
     ids = _ids([_pair(request, of_query, of_key) for of_query, of_key in bounds.ids])
     ranges = _ranges(request) if window is None else None
     return Masked(ranges, *ids, BlockMask(seen, request.block_size), window or (-1, -1), slopes)
+
+
+def by_bits(request: Request, slopes: torch.Tensor | None) -> Masked | None:
+    """The mask of a call as a bit for each score, made some queries at a time; None for more than `_MOST_BITS`."""
+    batch, heads, seqlen_q, seqlen_k = request.mask_sizes
+    words = -(-seqlen_k // 32)
+    if batch * heads * seqlen_q * words * 32 > _MOST_BITS:
+        return None
+    bits = torch.empty((batch, heads, seqlen_q, words), dtype=torch.int32, device=request.device)
+    step = max(_CHUNK // (batch * heads * seqlen_k), 1)
+    for start in range(0, seqlen_q, step):
+        visible = request.visible(start, min(start + step, seqlen_q))
+        assert visible is not None
+        bits[:, :, start : start + step] = pack_bits(visible.expand(batch, heads, -1, seqlen_k))
+    has_blocks = not any(size % SPARSE_BLOCK for size in request.block_size)
+    blocks = BlockMask(request.seen, request.block_size) if has_blocks else None
+    return Masked(block_mask=blocks, alibi_slopes=slopes, bits=bits)
 
 
 def is_shown_by_lists(request: Request, left: int | None, right: int | None, *, wholly: bool = True) -> bool:

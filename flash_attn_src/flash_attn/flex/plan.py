@@ -9,7 +9,7 @@ import torch
 
 from flash_attn.flex.distances import is_causal, is_of_distance, slopes_of, window_of
 from flash_attn.flex.edges import UnboundedError
-from flash_attn.flex.masks import Masked, is_shown_by_lists, masked
+from flash_attn.flex.masks import Masked, by_bits, is_shown_by_lists, masked
 from flash_attn.flex.request import Request
 from flash_attn.flex.scores import ADD, SUBTRACT
 from flash_attn.flex.values import values
@@ -47,7 +47,7 @@ def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str
     dtype: the type of q. has_masks: whether the kernels of masks take its head dim.
     """
     steps, slopes = request.score.steps, _slopes(request)
-    has_mask = request.lists is not None and request.bounds is not None and has_masks and not (steps and slopes is None)
+    has_mask = request.lists is not None and has_masks and not (steps and slopes is None)
     window = _OPEN if request.lists is None else None
     if steps or request.score.softcap or not has_mask:  # kernels of one kind of scores are faster than those of all
         window = window or _whole_window(request)
@@ -58,6 +58,8 @@ def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str
             return masked(request, _window(request), slopes)
         except UnboundedError:
             window = _whole_window(request)
+        if window is None and (made := by_bits(request, slopes)) is not None:
+            return made
     if window is None:
         return _by_bias(request, dtype, _OPEN)
     if not steps or slopes is not None:
@@ -85,8 +87,7 @@ def _is_shown(request: Request, left: int | None, right: int | None, *, wholly: 
 def _window(request: Request) -> _Window | None:
     """The ranges of a mask as flash_attn_func's window, aligned to the last query and key; None if they are none."""
     _, _, seqlen_q, seqlen_k = request.sizes
-    assert request.bounds is not None
-    sides = window_of(request.bounds, seqlen_k)
+    sides = None if request.bounds is None else window_of(request.bounds, seqlen_k)
     if sides is None:
         return None
     shift = seqlen_k - seqlen_q

@@ -94,10 +94,17 @@ class Request:
         return Places(dict(zip(AXES, (range(batch), range(heads), *firsts), strict=True)), self.device)
 
     @property
-    def bias_sizes(self) -> tuple[int, int, int, int]:
-        """(1 or batch, 1 or heads, seqlen_q, seqlen_k) of a bias."""
-        names = self.score.names | (self.mask.names if isinstance(self.mask, Term) else frozenset())
+    def mask_sizes(self) -> tuple[int, int, int, int]:
+        """(1 or batch, 1 or heads, seqlen_q, seqlen_k) of the mask."""
         batch, heads = self.seen.shape[:2] if self.lists is not None else (1, 1)
+        return self._widened(self.mask.names if isinstance(self.mask, Term) else frozenset(), batch, heads)
+
+    @property
+    def bias_sizes(self) -> tuple[int, int, int, int]:
+        """The same of a bias."""
+        return self._widened(self.score.names, *self.mask_sizes[:2])
+
+    def _widened(self, names: frozenset[str], batch: int, heads: int) -> tuple[int, int, int, int]:
         return (self.sizes[0] if "b" in names else batch, self.sizes[1] if "h" in names else heads, *self.sizes[2:])
 
     def visible(self, start: int, stop: int) -> torch.Tensor | None:

@@ -11,7 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES, PARTIAL_BLOCK, WHOLE_BLOCK
+from flash_attn.kernels.common import (
+    HAS_BITS,
+    HAS_BLOCKS,
+    HAS_HIDDEN,
+    HAS_IDS,
+    HAS_RANGES,
+    PARTIAL_BLOCK,
+    WHOLE_BLOCK,
+)
 
 
 @triton.jit
@@ -49,7 +57,8 @@ def mask_parts(
     """The pointers of a head to the parts of a mask that are no blocks. Strides are in elements.
 
     key_ranges: int32 (batch, nheads, seqlen_q, 2, 2), two ranges of keys for each query: the first key, and the key
-    behind the last one. ids_q (batch, seqlen_q), ids_k (batch, seqlen_k): int32, a query sees keys with its id.
+    behind the last one. Or int32 (batch, nheads, seqlen_q, words), where bit j % 32 of word j // 32 shows key j.
+    ids_q (batch, seqlen_q), ids_k (batch, seqlen_k): int32, a query sees keys with its id.
     hidden_queries: int32 (batch, nheads, seqlen_k, 2, 2), two ranges of queries for each key, which do not see it.
     """
     p_ranges = key_ranges + (batch64 * ranges_b + head * ranges_h.to(tl.int64))
@@ -65,7 +74,9 @@ def load_ranges(p_ranges, rows):
 
 
 @triton.jit
-def hide_unseen(x, fill, rows, cols, block_rows, block_cols, bounds, scores, BY_KEYS: tl.constexpr):
+def hide_unseen(
+    x, fill, rows, cols, block_rows, block_cols, bounds, scores, BY_KEYS: tl.constexpr, WITH_BITS: tl.constexpr
+):  # fmt: skip
     """x where the window and all parts of the mask let the queries `rows` see the keys `cols`, else fill. A whole block
     shows its keys whatever the window and the other parts hide.
 
@@ -92,6 +103,11 @@ def hide_unseen(x, fill, rows, cols, block_rows, block_cols, bounds, scores, BY_
         last = tl.where(b_seen != 0, last, -1)
         x = tl.where(cols <= last, x, fill)
         x = tl.where(cols >= first, x, fill)
+    if WITH_BITS:
+        if scores.flags & HAS_BITS:  # fewer than 2^31 words, see `mask.MOST_BITS`
+            p_words = scores.key_ranges + tl.minimum(rows, last_row) * ((bounds.seqlen_k + 31) // 32)
+            b_word = tl.load(p_words + tl.minimum(cols, last_col) // 32)
+            x = tl.where((((b_word >> (cols % 32)) & 1) != 0) | whole, x, fill)
     if scores.flags & HAS_RANGES:
         start, end, other_start, other_end = load_ranges(scores.key_ranges, tl.minimum(rows, last_row))
         inside = ((cols >= start) & (cols < end)) | ((cols >= other_start) & (cols < other_end))

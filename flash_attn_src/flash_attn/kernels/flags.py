@@ -19,12 +19,13 @@ SINKS_LIKE_OUT = 8192
 # The bias of the scores is fp32. Without it the bias has the element type of q.
 BIAS_IS_FP32 = 16384
 
-# Which parts the mask of a kernel of kind `blocks` has: a block mask, ranges of keys for each query, ids,
-# ranges of hidden queries for each key.
+# Which parts the mask of a kernel has: a block mask, ranges of keys for each query, ids, ranges of hidden queries for
+# each key, a bit for each score in the place of ranges (kind `any` alone).
 HAS_BLOCKS = 1 << 17
 HAS_RANGES = 1 << 18
 HAS_IDS = 1 << 19
 HAS_HIDDEN = 1 << 20
+HAS_BITS = 1 << 21
 
 # Bytes of a block mask: hidden, visible where the other parts of a mask show it, visible whatever they hide.
 HIDDEN_BLOCK, PARTIAL_BLOCK, WHOLE_BLOCK = 0, 1, 2

@@ -12,6 +12,7 @@ import triton.language as tl
 from flash_attn.kernels import operation
 from flash_attn.kernels.blocks import load_ranges, mask_parts
 from flash_attn.kernels.common import (
+    HAS_BITS,
     HAS_BLOCKS,
     HAS_HIDDEN,
     HAS_IDS,
@@ -134,7 +135,7 @@ def list_tiles(
         b_some, b_whole = _in_ranges(
             p_ranges, first_m, last_m, first_n, last_n, block_m, (flags & HAS_RANGES) != 0, real
         )
-        some, whole = some & b_some, whole & b_whole
+        some, whole = some & b_some, whole & b_whole & ((flags & HAS_BITS) == 0)
         has_hidden = (flags & HAS_HIDDEN) != 0
         b_some, b_whole = _in_ranges(p_hidden, first_n, last_n, first_m, last_m, block_n, has_hidden, real)
         some, whole = some & ((b_whole & has_hidden) == 0), whole & ((b_some & has_hidden) == 0)

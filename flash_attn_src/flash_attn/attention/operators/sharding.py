@@ -16,7 +16,7 @@ import torch
 _ROWS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 _LSE = {"softmax_lse", "softmax_d"}
 # (1 or batch, 1 or heads, ...), and (1 or batch, ...).
-_PLANES = {"attn_bias", "seen", "ranges", "hidden"}
+_PLANES = {"attn_bias", "seen", "ranges", "bits", "hidden"}
 _IDS = {"ids_q", "ids_k"}
 
 # Op -> the tensors that it returns, "" for one that is not sharded.

@@ -74,6 +74,8 @@ def seen_by(mask: Mask, rows: slice, keys: slice, heads_k: int) -> Seen:
     if mask.ranges is not None:
         ranges = mask.ranges[:, :, rows, :, :, None]  # [batch, heads, rows, 2, 2, 1]
         shown = shown & ((cols >= ranges[..., 0, :]) & (cols < ranges[..., 1, :])).any(3)
+    if mask.bits is not None:
+        shown = shown & ((mask.bits[:, :, rows, cols // 32] >> (cols % 32)) & 1 != 0)
     if mask.hidden is not None:
         ranges = mask.hidden[:, :, None, keys]  # [batch, heads, 1, keys, 2, 2]
         shown = shown & ~((lines[..., None] >= ranges[..., 0]) & (lines[..., None] < ranges[..., 1])).any(-1)

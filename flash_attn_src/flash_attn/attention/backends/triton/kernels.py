@@ -35,7 +35,8 @@ def score_kind(call: AttentionCall | CacheCall) -> str:
         return "bias"
     used = [row.kind for row in MODIFIERS if _is_used(getattr(options, row.option))]
     # Kernels of other kinds than `any` take the maximum of the scores before they scale them.
-    if len(used) > 1 or options.scale <= 0.0 or (used and options.mask is not None):
+    has_bits = options.mask is not None and options.mask.bits is not None
+    if len(used) > 1 or options.scale <= 0.0 or (used and options.mask is not None) or has_bits:
         return "any"
     return used[0] if used else "plain" if options.mask is None else "blocks"
 

@@ -9,7 +9,7 @@ from flash_attn.attention.backends.triton.kernels import find_one
 from flash_attn.call.calls import AttentionCall
 from flash_attn.core.arguments import Value
 from flash_attn.core.protocol import launch
-from flash_attn.kernels.flags import HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES
+from flash_attn.kernels.flags import HAS_BITS, HAS_BLOCKS, HAS_HIDDEN, HAS_IDS, HAS_RANGES
 
 
 def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool = False) -> tuple[dict[str, Value], int]:
@@ -24,14 +24,16 @@ def lists_of(call: AttentionCall, block_m: int, block_n: int, *, by_keys: bool =
     batch, heads = mask.planes
     seen = None if mask.blocks is None else mask.blocks.seen.contiguous().view(torch.uint8)
     ranges, ids_q, ids_k, hidden = (
-        None if x is None else x.contiguous() for x in (mask.ranges, mask.ids_q, mask.ids_k, mask.hidden)
+        None if x is None else x.contiguous()
+        for x in (mask.ranges if mask.bits is None else mask.bits, mask.ids_q, mask.ids_k, mask.hidden)
     )
     rows, cols = -(-call.longest_q // block_m), -(-call.longest_k // block_n)
     lists, longest = (cols, rows) if by_keys else (rows, cols)
     left, right = window_of(call)
     flags = (
         (HAS_BLOCKS if seen is not None else 0)
-        | (HAS_RANGES if ranges is not None else 0)
+        | (HAS_RANGES if mask.ranges is not None else 0)
+        | (HAS_BITS if mask.bits is not None else 0)
         | (HAS_IDS if ids_q is not None else 0)
         | (HAS_HIDDEN if hidden is not None else 0)
     )
