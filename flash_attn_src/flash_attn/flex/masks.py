@@ -17,7 +17,7 @@ from flash_attn.kernels.flags import WHOLE_BLOCK
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
 # Bits of a mask, 1 GiB, and scores that are looked at together.
-_MOST_BITS, _CHUNK = 1 << 33, 1 << 25
+_MOST_BITS, _CHUNK = 1 << 33, 1 << 24
 _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 _Pair = tuple[torch.Tensor, torch.Tensor]

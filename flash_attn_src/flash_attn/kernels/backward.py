@@ -133,9 +133,13 @@ def grad_scores(
         if not MOD.HAS_MASK:
             b_p = apply_mask(b_p, 0.0, pos_m, pos_n, bounds)
         elif USE_TRANSPOSE:
-            b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, first, pos_n, bounds, scores, True, MOD.SCORE_MOD == "any")
+            b_p = hide_unseen(
+                b_p, 0.0, pos_m, pos_n, first, pos_n, first_col, bounds, scores, True, MOD.SCORE_MOD == "any"
+            )
         else:
-            b_p = hide_unseen(b_p, 0.0, pos_m, pos_n, pos_m, first_col, bounds, scores, False, MOD.SCORE_MOD == "any")
+            b_p = hide_unseen(
+                b_p, 0.0, pos_m, pos_n, pos_m, first_col, first_col, bounds, scores, False, MOD.SCORE_MOD == "any"
+            )
     b_kept = b_p
     b_ds = b_p * (b_dp - b_delta)
     if MOD.SCORE_MOD == "dropout" or MOD.SCORE_MOD == "any":

@@ -75,7 +75,8 @@ def load_ranges(p_ranges, rows):
 
 @triton.jit
 def hide_unseen(
-    x, fill, rows, cols, block_rows, block_cols, bounds, scores, BY_KEYS: tl.constexpr, WITH_BITS: tl.constexpr
+    x, fill, rows, cols, block_rows, block_cols, first_col, bounds, scores, BY_KEYS: tl.constexpr,
+    WITH_BITS: tl.constexpr,
 ):  # fmt: skip
     """x where the window and all parts of the mask let the queries `rows` see the keys `cols`, else fill. A whole block
     shows its keys whatever the window and the other parts hide.
@@ -84,6 +85,7 @@ def hide_unseen(
     first query and each key. The tile lies in one block along the other axis, so the load of blocks is a vector and no
     tile, and the window is two bounds of each query or key, as in `scores.apply_mask`. Positions outside of the
     sequence read the last one, because the key's bound hides them, and rows past the last query are never stored.
+    first_col: the first key of the tile. WITH_BITS: whether the mask may have bits.
     """
     last_row, last_col = bounds.seqlen_q - 1, bounds.seqlen_k - 1
     at_row = tl.minimum(block_rows, last_row) // scores.block_q
@@ -104,9 +106,14 @@ def hide_unseen(
         x = tl.where(cols <= last, x, fill)
         x = tl.where(cols >= first, x, fill)
     if WITH_BITS:
-        if scores.flags & HAS_BITS:  # fewer than 2^31 words, see `mask.MOST_BITS`
-            p_words = scores.key_ranges + tl.minimum(rows, last_row) * ((bounds.seqlen_k + 31) // 32)
-            b_word = tl.load(p_words + tl.minimum(cols, last_col) // 32)
+        if scores.flags & HAS_BITS:
+            # A few words of each query, because a load for each score takes longer.
+            words, place = (bounds.seqlen_k + 31) // 32, first_col // 32
+            p_words = scores.key_ranges + tl.minimum(rows, last_row) * words.to(tl.int64)
+            b_word = tl.load(p_words + tl.minimum(place, words - 1))
+            WORDS: tl.constexpr = (x.shape[0] if BY_KEYS else x.shape[1]) // 32
+            for i in tl.static_range(1, WORDS):
+                b_word = tl.where(cols // 32 < place + i, b_word, tl.load(p_words + tl.minimum(place + i, words - 1)))
             x = tl.where((((b_word >> (cols % 32)) & 1) != 0) | whole, x, fill)
     if scores.flags & HAS_RANGES:
         start, end, other_start, other_end = load_ranges(scores.key_ranges, tl.minimum(rows, last_row))

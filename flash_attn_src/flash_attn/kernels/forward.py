@@ -64,17 +64,9 @@ def _weights(
     if USE_MASK:
         if MOD.HAS_MASK:
             b_s = hide_unseen(
-                b_s,
-                float("-inf"),
-                pos_m[:, None],
-                pos_n[None, :],
-                pos_m[:, None],
-                n,
-                bounds,
-                scores,
-                False,
+                b_s, float("-inf"), pos_m[:, None], pos_n[None, :], pos_m[:, None], n, n, bounds, scores, False,
                 MOD.SCORE_MOD == "any",
-            )
+            )  # fmt: skip
         else:
             b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], bounds)
     b_top = tl.max(b_s, 1)  # [BLOCK_M]
