@@ -31,22 +31,11 @@ _LISTS = (
 )  # fmt: skip
 _BIAS = dict.fromkeys(("bias", *_STRIDES), ("bias",)) | dict.fromkeys(_LISTS, ())
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
-_TILE = (
-    *(
-        "VEC",
-        "BLOCK_M",
-        "BLOCK_N",
-        "BLOCK_D",
-        "BLOCK_D_TAIL",
-        "VALUE_DIM",
-        "BLOCK_K",
-        "SCORE_MOD",
-        "NUM_XCDS",
-        "ROUND_HALF_UP",
-        "DROPOUT_BITS_SHARED",
-    ),
-    "USE_ANCHOR_DOT",
+_OF_TILE = (
+    "VEC BLOCK_M BLOCK_N BLOCK_D BLOCK_D_TAIL VALUE_DIM BLOCK_K SCORE_MOD NUM_XCDS ROUND_HALF_UP DROPOUT_BITS_SHARED "
+    "USE_ANCHOR_DOT"
 )
+_TILE = tuple(_OF_TILE.split())
 
 _FORWARD = Operation(
     name="fwd",
