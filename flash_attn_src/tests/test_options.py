@@ -31,6 +31,7 @@ from flash_attn.call.calls import (
     replace,
     restore,
 )
+from flash_attn.call.mask import Mask, parts_of
 from flash_attn.kernels.providers import DEFAULT
 from flash_attn.sdpa import aten
 
@@ -180,15 +181,18 @@ def test_an_operator_has_every_option() -> None:
 
 
 def test_values_in_the_order_of_a_schema_become_the_options_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of an option that is added last, behind the mask, which no schema has."""
+    """Also those of an option that is added last. The parts of a mask come after all of them."""
     arguments = tuple(x.name for x in fields(Wider) if x.metadata.get("schema"))
     assert arguments[-3:] == ("made_up", "of_heads", "factor")
     monkeypatch.setattr(options, "ARGUMENTS", arguments)
     monkeypatch.setattr(options, "Options", Wider)
     made_up = torch.ones(2)
     values = dict.fromkeys(arguments) | {"window_size": [3, 4], "made_up": made_up, "factor": 0.5, "softcap": 2.0}
-    again = options.from_arguments(tuple(values.values()))
-    assert again.mask is None
+    bits = torch.ones((1, 1, 2, 1), dtype=torch.int32)
+    again = options.from_arguments((*values.values(), *parts_of(Mask(bits=bits)), (64, 64)))
+    assert again.mask is not None
+    assert again.mask.parts == {"bits": bits}
+    assert options.from_arguments((*values.values(), *parts_of(None), (64, 64))).mask is None
     assert again.made_up is made_up  # type: ignore[attr-defined]
     assert (again.factor, again.softcap, again.window_size) == (0.5, 2.0, (3, 4))  # type: ignore[attr-defined]
     assert [x.name for x in fields(Wider) if x.kw_only] == ["mask"]
