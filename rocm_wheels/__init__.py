@@ -13,7 +13,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile | sources, download, assembly_text, codeobject, isa, manifest | shared by compilers; a manifest |
 | compile/check | stage, instructions, flow, forms, habits, scan, scalars, resources | a checked code object |
 | compile/check | hazards, rules, pending, matrix, cures | hazards |
-| compile/check | counters, exchanges, lanes, prologue, reserve | proofs of waits, barriers and registers |
+| compile/check | counters, exchanges, lanes, prologue, reserve, unfolding | proofs of waits, barriers and registers |
 | compile/triton | units, tile_table, compiler, barriers, priorities, retarget, hazards | a code object of Triton |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |

@@ -9,7 +9,7 @@ import pytest
 from flash_attn.kernels.variants import Variant
 
 from amdgpu_simulator import gpu
-from rocm_wheels.compile.check import counters, exchanges, instructions, stage
+from rocm_wheels.compile.check import counters, exchanges, instructions, stage, unfolding
 from rocm_wheels.compile.check.lanes import Lanes
 from rocm_wheels.errors import CompileFailed
 
@@ -173,10 +173,11 @@ EXCHANGE = """v_and_b32_e32 v1, 0xff, v0
 def test_waves_meet_between_a_write_and_a_read(
     between: str, address: str, offset: str, threads: int, problems: int
 ) -> None:
-    found = exchanges.findings(
+    found = exchanges.judged(
         kernel("gfx942", EXCHANGE.format(between=between, address=address, offset=offset), threads), "gfx942"
     )
-    assert [one.rule for one in found] == [exchanges.RULE] * problems
+    assert [one.rule for one in found.findings] == [exchanges.RULE] * problems
+    assert found.unknown == []
 
 
 def test_a_barrier_of_gfx12_has_two_halves() -> None:
@@ -187,7 +188,7 @@ def test_a_barrier_of_gfx12_has_two_halves() -> None:
         ("s_barrier_signal -1", [f"s_endpgm: {late}"]),
         ("s_barrier_signal -1\ns_barrier_wait -1", []),
     ):
-        assert [one.problem for one in exchanges.findings(kernel("gfx1201", code), "gfx1201")] == problems
+        assert [one.problem for one in exchanges.judged(kernel("gfx1201", code), "gfx1201").findings] == problems
 
 
 def test_a_missing_barrier_is_refused() -> None:
@@ -208,19 +209,94 @@ def test_a_missing_barrier_is_refused() -> None:
         ("v_accvgpr_write_b32 a1, v0\nv_accvgpr_read_b32 v1, a1", lambda n: n),
         ("v_readfirstlane_b32 s4, v0\nv_add_u32_e32 v1, s4, v0", lambda n: n + n // 64 * 64),
         ("v_xad_u32 v1, v0, 5, -1", lambda n: (n ^ 5) - 1 & 0xFFFFFFFF),
+        ("s_bfe_u32 s4, ttmp8, 0x50019\nv_mov_b32_e32 v1, s4", lambda n: n // 64),
+        ("s_cmp_lt_i32 -1, 0\ns_cselect_b32 s4, 8, 9\nv_mov_b32_e32 v1, s4", lambda _: 8),
+        ("v_cmp_gt_u32_e64 s[4:5], 7, v0\nv_cndmask_b32_e64 v1, 3, 4, s[4:5]", lambda n: 4 if n < 7 else 3),
+        # Spilled to scratch, to a lane, and the mask of a lane: each is overwritten between.
+        (
+            "scratch_store_dwordx2 off, v[0:1], off offset:8\ns_nop 0\nscratch_load_dword v1, off, off offset:8",
+            lambda n: n,
+        ),
+        (
+            "buffer_store_dword v0, off, s[8:11], 0 offset:4\nbuffer_load_dword v1, off, s[8:11], 0 offset:4",
+            lambda n: n,
+        ),
+        (
+            "s_movk_i32 s4, 5\nv_writelane_b32 v9, s4, 3\ns_mov_b32 s4, 6\nv_readlane_b32 s5, v9, 3\nv_mov_b32 v1, s5",
+            lambda _: 5,
+        ),
+        (
+            "v_cmp_gt_u32_e64 s[4:5], 7, v0\nv_writelane_b32 v9, s4, 3\ns_mov_b64 s[4:5], 0\nv_readlane_b32 s6, v9, 3\n"
+            "v_cndmask_b32_e64 v1, 3, 4, s[6:7]",
+            lambda n: 4 if n < 7 else 3,
+        ),
     ],
 )
 def test_the_value_of_each_thread(code: str, value: Callable[[int], int]) -> None:
-    found = kernel("gfx950", f"{code}\nds_read_b32 v3, v1")
-    values = Lanes(found, 64).of(len(found.instructions) - 2, instructions.registers("v1"))
-    assert values is not None
-    assert values.tolist() == [value(number) for number in range(256)]
+    assert held(code) == [[value(number) for number in range(256)]]
 
 
-@pytest.mark.parametrize("code", ["global_load_dword v1, v[2:3], off", "v_add_u32_e32 v1, s3, v0", "s_nop 0"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "global_load_dword v1, v[2:3], off",
+        "v_add_u32_e32 v1, s3, v0",
+        "s_nop 0",
+        "scratch_store_dword off, v0, off\nscratch_store_dword v5, v3, off\nscratch_load_dword v1, off, off",
+        "s_mov_b32 s4, 5\nv_writelane_b32 v9, s4, 3\nv_mov_b32 v9, 0\nv_readlane_b32 s5, v9, 3\nv_mov_b32 v1, s5",
+        "s_cmp_lt_i32 s3, 0\ns_cselect_b32 s4, 8, 9\nv_mov_b32_e32 v1, s4",
+    ],
+)
 def test_an_unknown_value(code: str) -> None:
-    found = kernel("gfx950", f"{code}\nds_read_b32 v3, v1")
-    assert Lanes(found, 64).of(len(found.instructions) - 2, instructions.registers("v1")) is None
+    assert held(code) == [None]
+
+
+def test_a_loop_has_a_round_for_each_of_its_buffers() -> None:
+    code = "s_mov_b32 s4, 0\n.L:\nv_mov_b32 v1, s4\nds_read_b32 v3, v1\ns_add_i32 s4, s4, 1\n"
+    assert held(f"{code}s_cmp_lt_i32 s4, 3\ns_cselect_b32 s4, s4, 0\ns_cbranch_vccnz .L", whole=True) == [
+        [buffer] * 256 for buffer in range(3)
+    ]
+    assert held(f"{code}s_cbranch_vccnz .L", whole=True)[-1] is None  # without end
+
+
+def held(code: str, whole: bool = False) -> list[list[int] | None]:
+    """The values of v1 at an access of LDS, for each way to get there. whole: whether the access stands in the code."""
+    found = kernel("gfx950", code if whole else f"{code}\nds_read_b32 v3, v1")
+    place = next(place for place, one in enumerate(found.instructions) if one.text == "ds_read_b32 v3, v1")
+    lanes = Lanes(found, 64)
+    steps = unfolding.steps(found, lanes, {place: instructions.registers("v1")}, set())
+    reached = (step.address for step in steps if step.place == place)
+    return [None if address is None else lanes.value(address).tolist() for address in reached]
+
+
+BUFFERS = """v_lshlrev_b32 v1, 2, v0
+             v_xor_b32 v2, 0x100, v1
+             s_mov_b32 s4, 0
+             .L:
+             s_lshl_b32 s5, s4, 10
+             v_add_u32 v3, s5, v1
+             ds_write_b32 v3, v9
+             s_waitcnt lgkmcnt(0)
+             {barrier}
+             v_add_u32 v4, {buffer}, v2
+             ds_read_b32 v5, v4
+             s_waitcnt lgkmcnt(0)
+             s_xor_b32 s4, s4, 1
+             s_cbranch_vccnz .L"""
+
+
+@pytest.mark.parametrize(
+    ("barrier", "buffer", "problems", "unknown"),
+    [
+        ("s_barrier", "s5", 0, 0),
+        ("s_nop 0", "s5", 2, 0),
+        ("s_barrier", "s9", 0, 2),  # an argument: the check names the barrier, and the write of the next round
+        ("s_nop 0", "s9", 0, 2),
+    ],
+)
+def test_waves_exchange_two_buffers(barrier: str, buffer: str, problems: int, unknown: int) -> None:
+    found = exchanges.judged(kernel("gfx942", BUFFERS.format(barrier=barrier, buffer=buffer)), "gfx942")
+    assert (len(found.findings), len(found.unknown)) == (problems, unknown)
 
 
 WAIT = re.compile(r"\s+s_wait(cnt|cnt_vscnt|_(load|store|ds|km)cnt(_dscnt)?)\b")
@@ -243,7 +319,7 @@ def test_every_wait_and_barrier_is_missed(target: str, variant: Variant) -> None
 
     def problems(without: int | None) -> int:
         (found,) = instructions.kernels("\n".join(line for at, line in enumerate(lines) if at != without))
-        return len(counters.findings(found, target)) + len(exchanges.findings(found, target))
+        return len(counters.findings(found, target)) + len(exchanges.judged(found, target).findings)
 
     assert problems(None) == 0
     waits, barriers = ([at for at, line in enumerate(lines) if one.match(line)] for one in (WAIT, BARRIER))

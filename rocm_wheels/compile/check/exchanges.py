@@ -2,25 +2,28 @@
 waves meet.
 
 The pass follows every path from barrier to barrier. It computes the bytes that each wave accesses and compares
-the accesses between two barriers. A pair of accesses is not judged where an address is not known, as in a loop that
-exchanges its buffers, nor where each lane accesses the same bytes twice. It does not know which lanes are active.
+the accesses between two barriers. A pair of accesses is not judged where an address is not known, nor where each lane
+accesses the same bytes twice. It does not know which lanes are active. It names the barriers across which it could not
+judge a pair.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rocm_wheels.compile import sources
-from rocm_wheels.compile.check import flow
+from rocm_wheels.compile.check import flow, unfolding
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.cures import Finding
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
-from rocm_wheels.compile.check.lanes import Lanes
+from rocm_wheels.compile.check.lanes import UNDEFINED, Lanes, Values, bits
 
 RULE = "waves exchange data through LDS without a barrier; LLVM memory model, workgroup scope"
 HALF_RULE = "a barrier of GFX12 is a signal and a wait"
@@ -42,7 +45,7 @@ _OFFSETS = re.compile(r"\boffset([01]?):(\d+)")
 
 
 # The waves that access each byte, as bits.
-_Waves = NDArray[np.uint64]
+_Waves = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -59,53 +62,75 @@ class Access:
     copies: bool = False
 
 
-def findings(kernel: Kernel, target: str) -> list[Finding]:
+_Touch = tuple[Access, int | None]  # an access, and the number of the values of its address
+
+
+class Judged(NamedTuple):
+    """findings: accesses without a barrier. unknown: the places of accesses and barriers of which the check cannot tell
+    whether a barrier is missing or spare, because it does not know an address.
+    """
+
+    findings: list[Finding]
+    unknown: list[int]
+
+
+def judged(kernel: Kernel, target: str) -> Judged:
     """Reads of what another wave may not have written yet, and writes over what another wave may not have read yet.
     Raises ValueError for an unknown target.
     """
-    lanes = sources.module("kernels.targets").get(target).wavefront
-    if kernel.threads is not None and kernel.threads <= lanes:
-        return []
-    accesses = [touched for place, one in enumerate(kernel.instructions) if (touched := access(place, one))]
-    number = {one.place: bit for bit, one in enumerate(accesses)}
-    writers = sum(1 << bit for bit, one in enumerate(accesses) if one.writes)
+    wave = sources.module("kernels.targets").get(target).wavefront
+    accesses = {place: touched for place, one in enumerate(kernel.instructions) if (touched := access(place, one))}
+    barriers = {
+        place for place, one in enumerate(kernel.instructions) if one.mnemonic in _HALVES or one.mnemonic == "s_barrier"
+    }
+    if kernel.threads is not None and kernel.threads <= wave:
+        return Judged([], [])
+    lanes = Lanes(kernel, wave)
+    steps = unfolding.steps(kernel, lanes, {place: one.address for place, one in accesses.items()}, barriers)
+    touches = [
+        (accesses[step.place], step.address) if step.place in accesses and step.address != UNDEFINED else None
+        for step in steps
+    ]
+    reach = _Reach(lanes, wave, [*dict.fromkeys(touch for touch in touches if touch)])
 
     def after(index: int, one: Instruction, state: flow.State) -> flow.State:
-        before, since, phase = state
+        before, since, phase, last = state
         if one.mnemonic == "s_barrier":
-            return 0, 0, phase
-        if one.mnemonic.startswith("s_barrier_signal"):
-            return before, 0, _SIGNALLED
+            return 0, 0, phase, 1 << index
+        if one.mnemonic == "s_barrier_signal":
+            return before, 0, _SIGNALLED, last
         if one.mnemonic == "s_barrier_wait":
-            return since, 0, _IDLE
-        if index in number:
-            bit = 1 << number[index]
-            return before | bit, since | bit, phase
-        return state
+            return since, 0, _IDLE, 1 << index
+        touched = reach.bit(touches[index])
+        return before | touched, since | touched, phase, last
 
-    found: list[Finding] = []
-    reach = _Reach(kernel, lanes)
-    places = {*number, *(place for place, one in enumerate(kernel.instructions) if one.mnemonic in _HALVES)}
-    if not places:
-        return []
-    for place, (before, _, phase) in flow.before_each(kernel, (0, 0, _IDLE), after, places).items():
-        one = kernel.instructions[place]
-        if place not in number:
-            allowed, problem = _HALVES[one.mnemonic]
-            if phase & ~allowed:
-                found.append(Finding(kernel.symbol, place, HALF_RULE, f"{one.text}: {problem}", 1, ""))
-            continue
-        second = accesses[number[place]]
-        others = before & (~writers if second.writes else writers)
-        while others:
-            bit = others & -others
-            others ^= bit
-            first = accesses[bit.bit_length() - 1]
-            if reach.meet(first, second):
-                problem = f"{one.text}: no barrier after {kernel.instructions[first.place].text}"
-                found.append(Finding(kernel.symbol, place, RULE, problem, 1, ""))
-                break
-    return found
+    unfolded = replace(
+        kernel,
+        instructions=tuple(kernel.instructions[step.place] for step in steps),
+        followers=tuple(tuple(step.followers) for step in steps),
+    )
+    found: dict[int, Finding] = {}
+    unknown: set[int] = set()
+    ahead, behind = Counter[int](), Counter[int]()  # the accesses before and after each barrier
+    for index, (before, _, phase, last) in flow.before_each(
+        unfolded, (0, 0, _IDLE, 0), after, range(len(steps))
+    ).items():
+        place, one, touched = steps[index].place, unfolded.instructions[index], reach.bit(touches[index])
+        for barrier in bits(last if touched else 0):
+            behind[barrier] |= touched
+        if one.mnemonic in ("s_barrier", "s_barrier_wait"):
+            ahead[1 << index] = before
+        if one.mnemonic in _HALVES and phase & ~_HALVES[one.mnemonic][0]:
+            found[place] = Finding(kernel.symbol, place, HALF_RULE, f"{one.text}: {_HALVES[one.mnemonic][1]}", 1, "")
+        first = reach.meeting(before, touched)
+        if first is not None:
+            problem = f"{one.text}: no barrier after {kernel.instructions[first.place].text}"
+            found[place] = Finding(kernel.symbol, place, RULE, problem, 1, "")
+        elif reach.unknown(before, touched):
+            unknown.add(place)
+    needed = {steps[one.bit_length() - 1].place for one in ahead if reach.meeting(ahead[one], behind[one])}
+    unknown |= {steps[one.bit_length() - 1].place for one in ahead if reach.unknown(ahead[one], behind[one])} - needed
+    return Judged([found[place] for place in sorted(found)], sorted(unknown))
 
 
 def access(place: int, one: Instruction) -> Access | None:
@@ -128,36 +153,54 @@ def access(place: int, one: Instruction) -> Access | None:
 
 
 class _Reach:
-    """The bytes of LDS that the accesses of a kernel reach."""
+    """The bytes of LDS that the accesses of a kernel reach. Sets of accesses are bits."""
 
-    def __init__(self, kernel: Kernel, wave: int) -> None:
-        self._lanes, self._wave = Lanes(kernel, wave), wave
-        self.waves = cache(self._waves)
+    def __init__(self, lanes: Lanes, wave: int, touches: list[_Touch]) -> None:
+        self._lanes, self._wave, self._touches = lanes, wave, touches
+        self._bits: dict[_Touch | None, int] = {touch: 1 << number for number, touch in enumerate(touches)}
+        self._writers = sum(bit for touch, bit in self._bits.items() if touch and touch[0].writes)
+        self._unknown = sum(bit for touch, bit in self._bits.items() if touch and self._values(touch) is None)
+        self._waves, self._meet = cache(self._reached), cache(self._met)
 
-    def meet(self, first: Access, second: Access) -> bool:
-        """Whether two accesses reach a byte in common from different waves, as far as their addresses are known."""
-        if (first.address, first.offsets, first.size) == (second.address, second.offsets, second.size) and (
-            self._lanes.definitions(first.place, first.address) == self._lanes.definitions(second.place, second.address)
-        ):
+    def bit(self, touch: _Touch | None) -> int:
+        """The set of one access, or of none."""
+        return self._bits.get(touch, 0)
+
+    def meeting(self, first: int, second: int) -> Access | None:
+        """An access of the first set that reaches a byte in common with one of the second, from another wave."""
+        for one in bits(second & ~self._unknown):
+            others = first & ~self._unknown & (-1 if one & self._writers else self._writers)
+            for other in bits(others):
+                if self._meet(other, one):
+                    return self._touches[other.bit_length() - 1][0]
+        return None
+
+    def unknown(self, first: int, second: int) -> bool:
+        """Whether an address of two accesses, of which one writes, is not known."""
+        pairs = ((first, second & self._writers), (first & self._writers, second))
+        return any(one and other and (one | other) & self._unknown for one, other in pairs)
+
+    def _met(self, first: int, second: int) -> bool:
+        pair = [self._touches[one.bit_length() - 1] for one in (first, second)]
+        if len({(access.offsets, access.size, address) for access, address in pair}) == 1:
             return False
-        one, two = self.waves(first), self.waves(second)
-        if one is None or two is None:
-            return False
+        one, two = (self._waves(access.offsets, access.size, access.copies, address) for access, address in pair)
         least = min(len(one), len(two))
         one, two = one[:least], two[:least]
-        alone = (one == two) & (one & (one - np.uint64(1)) == 0)
+        alone = (one == two) & (one & (one - np.uint32(1)) == 0)
         return bool(((one != 0) & (two != 0) & ~alone).any())
 
-    def _waves(self, access: Access) -> _Waves | None:
-        values = self._lanes.of(access.place, access.address)
-        if values is None or values.max() >= _MOST_BYTES:
-            return None
+    def _values(self, touch: _Touch) -> Values | None:
+        values = None if touch[1] is None else self._lanes.value(touch[1])
+        return None if values is None or values.max() >= _MOST_BYTES else values
+
+    def _reached(self, offsets: tuple[int, ...], size: int, copies: bool, address: int) -> _Waves:
+        values = self._lanes.value(address)
         number = np.arange(len(values)) // self._wave
-        if access.copies:
-            values = values + np.arange(len(values)) % self._wave * access.size
-        pieces = np.array(access.offsets)[:, None] + np.arange(access.size)
-        places = values[:, None] + pieces.ravel()
-        found: _Waves = np.zeros(int(places.max()) + 1, np.uint64)
+        if copies:
+            values = values + np.arange(len(values)) % self._wave * size
+        places = values[:, None] + (np.array(offsets)[:, None] + np.arange(size)).ravel()
+        found: _Waves = np.zeros(int(places.max()) + 1, np.uint32)
         for wave in range(int(number[-1]) + 1):
-            found[places[number == wave].ravel()] |= np.uint64(1 << wave)
+            found[places[number == wave].ravel()] |= np.uint32(1 << wave)
         return found

@@ -1,13 +1,15 @@
 """The values of registers that depend on the number of a thread and on constants alone: addresses of LDS mostly do.
 
-Each value is an array with an element for each thread of a work group. Nothing is known of a register that a load, an
-argument, a loop or two branches may set.
+A value is an array with an element for each thread of a work group. A register keeps its value where it is spilled, to
+scratch or to a lane of another register. Nothing is known of what a load or an argument sets.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,81 +20,168 @@ from rocm_wheels.compile.check.instructions import Instruction, Kernel
 Values = NDArray[np.int64]  # 32-bit numbers without sign
 _MASK = (1 << 32) - 1
 _MOST_THREADS = 1024
+_SCC = 1 << isa.SCALARS + 253
+UNDEFINED = -1  # the number of a value that no instruction has set: no path of the source uses it
+_MASKS = 256  # a scalar register has a second bit, as many above its own, for a mask of lanes: 1 for each that holds
+_FIRST_SLOT = isa.SCALARS + 2 * _MASKS  # the bit of the first place of a spilled register
+
+
+class Part(NamedTuple):
+    """What is known of a result. operands: registers, each as its bit, and complements of constants."""
+
+    result: int
+    operation: str
+    operands: tuple[int, ...]
 
 
 class Lanes:
-    """Values of the registers of a kernel, each computed when it is asked for."""
+    """What the instructions of a kernel overwrite and compute. Each value has a number."""
 
     def __init__(self, kernel: Kernel, wave: int) -> None:
         """wave: threads of a wave."""
-        self._kernel, self._wave = kernel, wave
         threads = kernel.threads or _MOST_THREADS
         self._threads: Values = np.arange(-(-threads // wave) * wave, dtype=np.int64)
-        self._earlier: dict[int, list[int]] = {}
-        for index, following in enumerate(kernel.followers):
-            for at in following:
-                self._earlier.setdefault(at, []).append(index)
-        self._known: dict[tuple[int, int], Values | None] = {}
+        self._wave = wave
+        self._values: list[Values] = []
+        self._numbers: dict[bytes, int] = {}
+        self._results: dict[tuple[str, tuple[int, ...]], int | None] = {}
+        self._slots: dict[str, dict[int, int]] = {}  # by register or memory
+        self._texts = {one.text: one for one in kernel.instructions}
+        self._moves = {text: moves for text, one in self._texts.items() if (moves := self._moved(one))}
+        self._parts: dict[str, tuple[Part, ...]] = {}
+        overwrites = {text: self._overwritten(one) for text, one in self._texts.items()}
+        self.overwrites = [overwrites[one.text] for one in kernel.instructions]  # by place
+        # A wave begins with the numbers of its threads and group in v0 to v2, and with arguments in scalar registers.
+        self.start = {1: self._number(self._threads)}
+        self.undefined = isa.VGPRS & ~7 | -1 << _FIRST_SLOT
 
-    def definitions(self, place: int, register: int) -> frozenset[int]:
-        """The instructions whose result a register may hold before an instruction; -1 stands for the start."""
-        found, seen, work = set(), set[int](), [place]
-        instructions = self._kernel.instructions
-        while work:
-            at = work.pop()
-            if at == 0:
-                found.add(-1)
-            for index in self._earlier.get(at, ()):
-                if index in seen:
-                    continue
-                seen.add(index)
-                if instructions[index].writes & register:
-                    found.add(index)
-                else:
-                    work.append(index)
-        return frozenset(found)
+    def value(self, number: int) -> Values:
+        return self._values[number]
 
-    def of(self, place: int, register: int) -> Values | None:
-        """The values of a register before an instruction, None if they are not known."""
-        definition, *others = self.definitions(place, register) or (-1,)
-        return None if others else self._result(definition, register)
+    def result(self, part: Part, held: dict[int, int]) -> int | None:
+        """The number of a result, None if it is not known. held: the number of each register's value."""
+        numbers = []
+        for operand in part.operands:
+            constant = operand < 0
+            number = self._number(np.full_like(self._threads, ~operand)) if constant else held.get(operand)
+            if number is None or number == UNDEFINED:
+                return number
+            numbers.append(number)
+        key = part.operation, tuple(numbers)
+        if key not in self._results:
+            found = self._computed(part.operation, [self._values[number] for number in numbers])
+            self._results[key] = self._number(found & _MASK)
+        return self._results[key]
 
-    def _result(self, definition: int, register: int) -> Values | None:
-        if definition < 0:
-            return self._threads if register == 1 else None
-        key = definition, register
-        if key not in self._known:
-            self._known[key] = None  # a value that depends on itself
-            halves = self._kernel.instructions[definition].text.split("::")
-            parts = [isa.instruction(half.strip()) for half in halves]
-            self._known[key] = next((self._computed(definition, one) for one in parts if one.writes == register), None)
-        return self._known[key]
+    def _number(self, values: Values) -> int:
+        found = self._numbers.setdefault(values.tobytes(), len(self._values))
+        if found == len(self._values):
+            self._values.append(values)
+        return found
 
-    def _computed(self, place: int, one: Instruction) -> Values | None:
-        """The result of an instruction that writes one register."""
-        name = re.sub(r"^[vs]_(dual_)?", "", one.mnemonic)
-        operands = [operand.strip() for operand in one.text.split(None, 1)[1].split(",")][1:]
-        operands = operands[-2:] if name.startswith("add_co") else operands
-        table = _TABLE.search(one.text)
-        operation = _OPERATIONS.get((name, len(operands)))
-        if operation is None and table is None:
-            return None
-        values = [self._operand(place, operand) for operand in operands]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values) or re.search(r"\b(op_sel|dst_sel|src0_sel|quad_perm|row_)", one.text):
-            return None
-        if name == "readfirstlane_b32":
-            return np.repeat(known[0][:: self._wave], self._wave)
-        if table is not None:
-            return _by_table(known, int(table[1], 0))
-        return operation(*known) & _MASK if operation else None
+    def _computed(self, operation: str, values: list[Values]) -> Values:
+        if operation == _WAVE_NUMBER:
+            return self._threads // self._wave
+        if operation == "readfirstlane_b32":
+            return np.repeat(values[0][:: self._wave], self._wave)
+        if operation.startswith("bitop3:"):
+            return _by_table(values, int(operation[7:], 0))
+        return _OPERATIONS[operation, len(values)](*values)
 
-    def _operand(self, place: int, operand: str) -> Values | None:
-        word = operand.split()[0]
-        if re.fullmatch(r"-?\d+|0x[0-9a-f]+", word):
-            return np.full_like(self._threads, int(word, 0) & _MASK)
-        register = isa.registers(word)
-        return self.of(place, register) if register and not register & (register - 1) else None
+    def parts(self, one: Instruction) -> tuple[Part, ...]:
+        """What is known of the results of an instruction."""
+        if one.text not in self._parts:
+            moves, halves = self._moves.get(one.text), one.text.split("::")
+            parts = (part for half in halves for part in _parts(isa.instruction(half.strip())))
+            self._parts[one.text] = moves or tuple(parts)
+        return self._parts[one.text]
+
+    def _overwritten(self, one: Instruction) -> int:
+        """What an instruction overwrites, as bits of registers and of the places of spilled ones."""
+        overwritten = one.writes | one.writes >> isa.SCALARS << isa.SCALARS + _MASKS
+        for part in self._moves.get(one.text, ()):
+            overwritten |= part.result
+        if one.text in self._moves:
+            return overwritten
+        for base, slots in self._slots.items():
+            if one.writes & isa.registers(base) if base[0] == "v" else "_store" in one.mnemonic and base in one.text:
+                overwritten |= sum(slots.values())
+        return overwritten | _SCC if one.kinds & isa.SALU and not _KEEPS_SCC.match(one.mnemonic) else overwritten
+
+    def _moved(self, one: Instruction) -> tuple[Part, ...]:
+        """The results of an instruction that spills registers or takes them back."""
+        lane, memory = _LANE.fullmatch(one.text), _MEMORY.fullmatch(one.text)
+        if lane:
+            spills = lane["kind"] == "write"
+            base, register = (lane["to"], lane["source"]) if spills else (lane["source"], lane["to"])
+            at, register = int(lane["lane"]), isa.registers(register)
+            pairs = [(self._slot(base, at), register), (self._slot(base, at + _MASKS), register << _MASKS)]
+        elif memory and "off" in (memory["first"], memory["second"]):
+            spills = memory["kind"] == "store"
+            registers = isa.registers(memory["first"]) | isa.registers(memory["second"])
+            base, first = memory["base"].replace("off", "scratch"), int(memory["offset"] or 0)
+            pairs = [(self._slot(base, first + 4 * at), bit) for at, bit in enumerate(bits(registers))]
+        else:
+            return ()
+        moves = pairs if spills else [(register, slot) for slot, register in pairs]
+        return tuple(Part(result, "mov_b32", (source,)) for result, source in moves)
+
+    def _slot(self, base: str, place: int) -> int:
+        """The bit of a lane of a register, or of a word of scratch."""
+        slots = self._slots.setdefault(base, {})
+        return slots.setdefault(place, 1 << _FIRST_SLOT + sum(map(len, self._slots.values())))
+
+
+def bits(registers: int) -> Iterator[int]:
+    """The bits of a set, the lowest first."""
+    while registers:
+        yield registers & -registers
+        registers &= registers - 1
+
+
+def _parts(one: Instruction) -> Iterator[Part]:
+    """What is known of the results of an instruction."""
+    name = re.sub(r"^[vs]_(dual_)?", "", one.mnemonic)
+    words = [word.split()[0] for word in one.text.split(None, 1)[-1].split(",")]
+    if _PARTLY.search(one.text):
+        return
+    if name == "mov_b64" and len(words) == 2:
+        for result, source in zip(bits(isa.registers(words[0])), bits(isa.registers(words[1])), strict=False):
+            yield Part(result, "mov_b32", (source,))
+        return
+    table = _TABLE.search(one.text)
+    if one.mnemonic.startswith("s_cmp"):
+        result, name = _SCC, name.replace("cmpk", "cmp")
+        operands = [_operand(word) for word in words]
+    elif one.mnemonic.startswith("v_cmp_"):
+        result, operands = _mask(words[0]), [_operand(word) for word in words[1:]]
+    elif name == "cndmask_b32":
+        result = isa.registers(words[0])
+        operands = [_mask(words[3] if len(words) > 3 else "vcc_lo"), *(_operand(word) for word in words[1:3])]
+    else:
+        result = isa.registers(words[0])
+        reads_result = name == "addk_i32"
+        operands = [_SCC] if name == "cselect_b32" else []
+        operands += [_operand(word) for word in words[0 if reads_result else 1 :]]
+    if words[1:] == ["ttmp8", "0x50019"]:
+        name, operands = _WAVE_NUMBER, []
+    known = table or name == _WAVE_NUMBER or (name, len(operands)) in _OPERATIONS
+    if known and 0 not in operands and result and not result & (result - 1):
+        yield Part(result, table[0] if table else name, tuple(operands))
+
+
+def _mask(word: str) -> int:
+    """A scalar register, or the first one of a pair, as a mask of lanes."""
+    registers = isa.registers(word)
+    return (registers & -registers) << _MASKS
+
+
+def _operand(word: str) -> int:
+    """A register as its bit, the complement of a constant, and 0 for another operand."""
+    if re.fullmatch(r"-?\d+|0x[0-9a-f]+", word):
+        return ~(int(word, 0) & _MASK)
+    register = isa.registers(word)
+    return 0 if register & (register - 1) else register
 
 
 def _by_table(values: list[Values], table: int) -> Values:
@@ -126,7 +215,36 @@ def _right(a: Values, by: Values) -> Values:
     return a >> (by & 31)
 
 
-_TABLE = re.compile(r"bitop3:(\w+)")
+_COMPARISONS = {
+    "eq": operator.eq,
+    "lg": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+
+def _comparison(
+    holds: Callable[[Values, Values], NDArray[np.bool_]], signed: bool
+) -> Callable[[Values, Values], Values]:
+    def compared(a: Values, b: Values) -> Values:
+        return holds(_signed(a, 32), _signed(b, 32)).astype(np.int64) if signed else holds(a, b).astype(np.int64)
+
+    return compared
+
+
+_TABLE = re.compile(r"bitop3:\w+")
+_PARTLY = re.compile(r"\b(op_sel|dst_sel|src0_sel|quad_perm|row_)")
+_LANE = re.compile(r"v_(?P<kind>read|write)lane_b32\s+(?P<to>\w+), (?P<source>\w+), (?P<lane>\d+)")
+_MEMORY = re.compile(
+    r"(?:scratch|buffer)_(?P<kind>load|store)_(?:dword|b(?:32|64|96|128))(?:x\d)?\s+(?P<first>\S+), (?P<second>\S+), "
+    r"(?P<base>off|s\[\d+:\d+\], 0)(?: offset:(?P<offset>\d+))?(?: th:\w+| glc| nt)*"
+)
+_KEEPS_SCC = re.compile(
+    r"s_(c?mov|movk|cselect|mul_|mulk|pack|brev|bfm|sext|barrier|c?branch|wait|nop|set|sleep|delay|clause)"
+)
+_WAVE_NUMBER = "the number of a wave"  # GFX12 has it in ttmp8
 _MOVES = ("mov_b32", "readfirstlane_b32", "accvgpr_read_b32", "accvgpr_write_b32", "accvgpr_mov_b32")
 # By name and number of operands.
 _OPERATIONS: dict[tuple[str, int], Callable[..., Values]] = {
@@ -143,5 +261,10 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Values]] = {
     ("or3_b32", 3): lambda a, b, c: a | b | c, ("xor3_b32", 3): lambda a, b, c: a ^ b ^ c,
     ("add3_u32", 3): lambda a, b, c: a + b + c, ("mad_u32_u24", 3): lambda a, b, c: a * b + c,
     ("lshl1_add_u32", 2): lambda a, b: (a << 1) + b, ("lshl2_add_u32", 2): lambda a, b: (a << 2) + b,
+    ("addk_i32", 2): lambda a, b: a + _signed(b & 0xFFFF, 16),
+    ("cselect_b32", 3): lambda scc, a, b: np.where(scc != 0, a, b),
+    ("cndmask_b32", 3): lambda mask, a, b: np.where(mask != 0, b, a),
+    **{(f"cmp_{name}_i32", 2): _comparison(holds, signed=True) for name, holds in _COMPARISONS.items()},
+    **{(f"cmp_{name}_u32", 2): _comparison(holds, signed=False) for name, holds in _COMPARISONS.items()},
     ("lshl3_add_u32", 2): lambda a, b: (a << 3) + b, ("lshl4_add_u32", 2): lambda a, b: (a << 4) + b,
 }  # fmt: skip

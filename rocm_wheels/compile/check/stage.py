@@ -27,7 +27,7 @@ from rocm_wheels.compile.check import (
     scalars,
     scan,
 )
-from rocm_wheels.compile.check.cures import Finding, cured
+from rocm_wheels.compile.check.cures import cured
 from rocm_wheels.compile.check.instructions import Kernel, kernels
 from rocm_wheels.errors import CompileFailed
 
@@ -39,12 +39,13 @@ class Report:
     """What the check found and rewrote.
 
     pairs: number of dual instructions that break GFX11's rule. found: number of instructions by rule. added: number of
-    inserted instructions.
+    inserted instructions. unjudged: number of barriers across which an address of LDS is not known.
     """
 
     pairs: int
     found: dict[str, int]
     added: int
+    unjudged: int
 
 
 def modules() -> tuple[ModuleType, ...]:
@@ -63,7 +64,7 @@ def checked(assembly: str, target: str, where: str, *, own_barriers: bool = Fals
     """
     row = sources.module("kernels.targets").get(target)
     if row.vendor == "nvidia":
-        return assembly, Report(pairs=0, found={}, added=0)
+        return assembly, Report(pairs=0, found={}, added=0, unjudged=0)
     vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
     text, pairs = assembly, 0
     try:
@@ -72,12 +73,13 @@ def checked(assembly: str, target: str, where: str, *, own_barriers: bool = Fals
             text = pairing.repair(text) if pairs else text
         text, unbegun = prologue.begun(text, target)
         text, before, rewritten = reserve.exact(text, list(kernels(text)), target)
-        found = {kernel.symbol: _findings(kernel, target, own_barriers) for kernel in before}
+        judged = {kernel.symbol: _judged(kernel, target, own_barriers) for kernel in before}
+        found = {symbol: one.findings for symbol, one in judged.items()}
         if any(found.values()):
             text = cured(text, [(kernel, found[kernel.symbol]) for kernel in before])
         after = before if not any(found.values()) else list(kernels(text))
         rewritten_kernels = after if after is not before else []
-        left = [str(one) for kernel in rewritten_kernels for one in _findings(kernel, target, own_barriers)]
+        left = [str(one) for kernel in rewritten_kernels for one in _judged(kernel, target, own_barriers).findings]
         left += [problem for kernel in after for problem in resources.findings(kernel, target)]
         left += [problem for kernel in after for problem in forms.findings(kernel, target)]
         left += [f"{line} ({vopd.RULE})" for line in (vopd.conflicts(text) if pairs else ())]
@@ -87,14 +89,16 @@ def checked(assembly: str, target: str, where: str, *, own_barriers: bool = Fals
         raise CompileFailed(f"{where} breaks a rule of the hardware: {left[0]}")
     names = Counter(finding.rule for findings in found.values() for finding in findings)
     names += Counter({reserve.RULE: rewritten, prologue.RULE: unbegun})
-    return text, Report(pairs=pairs, found=dict(names), added=text.count("\n") - assembly.count("\n"))
+    unjudged = sum(len(one.unknown) for one in judged.values())
+    added = text.count("\n") - assembly.count("\n")
+    return text, Report(pairs=pairs, found=dict(names), added=added, unjudged=unjudged)
 
 
-def _findings(kernel: Kernel, target: str, own_barriers: bool) -> list[Finding]:
+def _judged(kernel: Kernel, target: str, own_barriers: bool) -> exchanges.Judged:
     found = scan.findings(kernel, target) + pending.findings(kernel, target)
+    found += scalars.findings(kernel) if "sgpr_rewrite" in hazards.of(target) else []
     waits = counters.findings(kernel, target)
     if own_barriers:
-        found += [finding for finding in waits if finding.rule == counters.WAIT_RULE]
-    else:
-        found += waits + exchanges.findings(kernel, target)
-    return found + scalars.findings(kernel) if "sgpr_rewrite" in hazards.of(target) else found
+        return exchanges.Judged([*found, *(one for one in waits if one.rule == counters.WAIT_RULE)], [])
+    judged = exchanges.judged(kernel, target)
+    return exchanges.Judged(found + waits + judged.findings, judged.unknown)

@@ -14,8 +14,8 @@ from rocm_wheels.errors import DataError
 
 
 def table(target: str, only: str | None) -> Iterator[str]:
-    """Yields a line for each kernel when it is compiled, then the sums: VOPD pairs before and after, instructions by
-    rule, added lines.
+    """Yields a line for each kernel when it is compiled, then the sums: VOPD pairs before and after, added lines,
+    barriers that are not judged, instructions by rule.
 
     The cache is not used. Raises CompileFailed, and DataError if no kernel has such a name.
     """
@@ -23,7 +23,7 @@ def table(target: str, only: str | None) -> Iterator[str]:
     if not units:
         raise DataError(f"{target} has no Triton kernel {only}", remedy="look at `python -m rocm_wheels inspect STORE`")
     width = max(len(unit.name) for unit in units)
-    yield f"{'':{width}}  VOPD before  after  added  hazards"
+    yield f"{'':{width}}  VOPD before  after  added  not judged  hazards"
     reports: list[Report] = []
     left: list[int] = []
     vopd, has_erratum = sources.module("kernels.vopd"), sources.module("kernels.targets").get(target).vopd_hazard
@@ -35,11 +35,12 @@ def table(target: str, only: str | None) -> Iterator[str]:
             left.append(len(vopd.conflicts(assembly)) if has_erratum else 0)
             yield _row(unit.name, width, reports[-1], left[-1])
     found = sum((Counter(report.found) for report in reports), Counter[str]())
-    pairs, added = sum(report.pairs for report in reports), sum(report.added for report in reports)
-    yield _row(f"{len(units)} kernels", width, Report(pairs=pairs, found=dict(found), added=added), sum(left))
+    pairs, added, unjudged = (sum(getattr(one, name) for one in reports) for name in ("pairs", "added", "unjudged"))
+    sums = Report(pairs=pairs, found=dict(found), added=added, unjudged=unjudged)
+    yield _row(f"{len(units)} kernels", width, sums, sum(left))
 
 
 def _row(name: str, width: int, report: Report, left: int) -> str:
     """left: number of VOPD pairs that break the rule in the final assembly."""
     hazards = "; ".join(f"{number} x {rule}" for rule, number in report.found.items())
-    return f"{name:{width}}  {report.pairs:11}  {left:5}  {report.added:5}  {hazards or '-'}"
+    return f"{name:{width}}  {report.pairs:11}  {left:5}  {report.added:5}  {report.unjudged:10}  {hazards or '-'}"
