@@ -143,7 +143,7 @@ def _parts(one: Instruction) -> Iterator[Part]:
     """What is known of the results of an instruction."""
     name = re.sub(r"^[vs]_(dual_)?", "", one.mnemonic)
     words = [word.split()[0] for word in one.text.split(None, 1)[-1].split(",")]
-    if _PARTLY.search(one.text):
+    if _PARTLY.search(one.text) and not one.text.endswith(_LOWEST_BYTE):
         return
     if name == "mov_b64" and len(words) == 2:
         for result, source in zip(bits(isa.registers(words[0])), bits(isa.registers(words[1])), strict=False):
@@ -236,6 +236,7 @@ def _comparison(
 
 _TABLE = re.compile(r"bitop3:\w+")
 _PARTLY = re.compile(r"\b(op_sel|dst_sel|src0_sel|quad_perm|row_)")
+_LOWEST_BYTE = "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_0"
 _LANE = re.compile(r"v_(?P<kind>read|write)lane_b32\s+(?P<to>\w+), (?P<source>\w+), (?P<lane>\d+)")
 _MEMORY = re.compile(
     r"(?:scratch|buffer)_(?P<kind>load|store)_(?:dword|b(?:32|64|96|128))(?:x\d)?\s+(?P<first>\S+), (?P<second>\S+), "
@@ -252,9 +253,10 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Values]] = {
     ("and_b32", 2): lambda a, b: a & b, ("or_b32", 2): lambda a, b: a | b, ("xor_b32", 2): lambda a, b: a ^ b,
     **dict.fromkeys([(f"add_{name}", 2) for name in ("u32", "nc_u32", "i32", "co_i32", "co_u32")], lambda a, b: a + b),
     **dict.fromkeys([(name, 2) for name in ("mul_u32_u24", "mul_i32", "mul_lo_u32")], lambda a, b: a * b),
+    ("lshlrev_b32_sdwa", 2): lambda by, a: _left(a & 0xFF, by),
     ("lshlrev_b32", 2): lambda by, a: _left(a, by), ("lshrrev_b32", 2): lambda by, a: _right(a, by),
     ("lshl_b32", 2): _left, ("lshr_b32", 2): _right, ("bfe_u32", 3): _field, ("bfe_i32", 3): _signed_field,
-    ("bfe_u32", 2): lambda a, place: _field(a, place, place >> 16),
+    ("bfe_u32", 2): lambda a, at: _field(a, at, at >> 16), ("bfe_i32", 2): lambda a, at: _signed_field(a, at, at >> 16),
     ("bfi_b32", 3): lambda mask, a, b: mask & a | ~mask & b, ("xad_u32", 3): lambda a, b, c: (a ^ b) + c,
     ("lshl_or_b32", 3): lambda a, by, b: _left(a, by) | b, ("lshl_add_u32", 3): lambda a, by, b: _left(a, by) + b,
     ("add_lshl_u32", 3): lambda a, b, by: _left(a + b, by), ("and_or_b32", 3): lambda a, b, c: a & b | c,
