@@ -23,7 +23,7 @@ from rocm_wheels.compile.check import flow, unfolding
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.cures import Finding
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
-from rocm_wheels.compile.check.lanes import UNDEFINED, Lanes, Values, bits
+from rocm_wheels.compile.check.lanes import UNDEFINED, Lanes, bits
 
 RULE = "waves exchange data through LDS without a barrier; LLVM memory model, workgroup scope"
 HALF_RULE = "a barrier of GFX12 is a signal and a wait"
@@ -79,12 +79,10 @@ def judged(kernel: Kernel, target: str) -> Judged:
     Raises ValueError for an unknown target.
     """
     wave = sources.module("kernels.targets").get(target).wavefront
-    accesses = {place: touched for place, one in enumerate(kernel.instructions) if (touched := access(place, one))}
-    barriers = {
-        place for place, one in enumerate(kernel.instructions) if one.mnemonic in _HALVES or one.mnemonic == "s_barrier"
-    }
     if kernel.threads is not None and kernel.threads <= wave:
         return Judged([], [])
+    accesses = {place: reached for place, one in enumerate(kernel.instructions) if (reached := access(place, one))}
+    barriers = {place for place, one in enumerate(kernel.instructions) if one.mnemonic in {*_HALVES, "s_barrier"}}
     lanes = Lanes(kernel, wave)
     steps = unfolding.steps(kernel, lanes, {place: one.address for place, one in accesses.items()}, barriers)
     touches = [
@@ -112,9 +110,7 @@ def judged(kernel: Kernel, target: str) -> Judged:
     found: dict[int, Finding] = {}
     unknown: set[int] = set()
     ahead, behind = Counter[int](), Counter[int]()  # the accesses before and after each barrier
-    for index, (before, _, phase, last) in flow.before_each(
-        unfolded, (0, 0, _IDLE, 0), after, range(len(steps))
-    ).items():
+    for index, (before, _, phase, last) in flow.before(unfolded, (0, 0, _IDLE, 0), after).items():
         place, one, touched = steps[index].place, unfolded.instructions[index], reach.bit(touches[index])
         for barrier in bits(last if touched else 0):
             behind[barrier] |= touched
@@ -159,7 +155,8 @@ class _Reach:
         self._lanes, self._wave, self._touches = lanes, wave, touches
         self._bits: dict[_Touch | None, int] = {touch: 1 << number for number, touch in enumerate(touches)}
         self._writers = sum(bit for touch, bit in self._bits.items() if touch and touch[0].writes)
-        self._unknown = sum(bit for touch, bit in self._bits.items() if touch and self._values(touch) is None)
+        known = {touch for touch in touches if touch[1] is not None and lanes.value(touch[1]).max() < _MOST_BYTES}
+        self._unknown = sum(self._bits[touch] for touch in touches if touch not in known)
         self._waves, self._meet = cache(self._reached), cache(self._met)
 
     def bit(self, touch: _Touch | None) -> int:
@@ -189,10 +186,6 @@ class _Reach:
         one, two = one[:least], two[:least]
         alone = (one == two) & (one & (one - np.uint32(1)) == 0)
         return bool(((one != 0) & (two != 0) & ~alone).any())
-
-    def _values(self, touch: _Touch) -> Values | None:
-        values = None if touch[1] is None else self._lanes.value(touch[1])
-        return None if values is None or values.max() >= _MOST_BYTES else values
 
     def _reached(self, offsets: tuple[int, ...], size: int, copies: bool, address: int) -> _Waves:
         values = self._lanes.value(address)

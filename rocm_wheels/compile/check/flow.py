@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from rocm_wheels.compile.check.instructions import Instruction, Kernel
 
@@ -12,18 +12,11 @@ from rocm_wheels.compile.check.instructions import Instruction, Kernel
 State = tuple[int, ...]
 
 
-def before(kernel: Kernel, start: State, after: Callable[[Instruction, State], State]) -> dict[int, State]:
+def before(kernel: Kernel, start: State, after: Callable[[int, Instruction, State], State]) -> dict[int, State]:
     """The state before each instruction that can be reached, by its index, in the order of the instructions.
 
-    start: the state before the first instruction. after: the state that an instruction leaves.
+    start: the state before the first instruction. after: the state that an instruction, with its index, leaves.
     """
-    return before_each(kernel, start, lambda _, one, state: after(one, state), range(len(kernel.instructions)))
-
-
-def before_each(
-    kernel: Kernel, start: State, after: Callable[[int, Instruction, State], State], places: Container[int]
-) -> dict[int, State]:
-    """Like `before`, for some places. after: takes the index of the instruction too."""
     instructions, followers = kernel.instructions, kernel.followers
     joins = Counter(at for following in followers for at in following)
     joins[0] += 1
@@ -35,8 +28,7 @@ def before_each(
         index = heapq.heappop(work)
         state = states[index]
         while True:
-            if index in places:
-                found[index] = state
+            found[index] = state
             state = after(index, instructions[index], state)
             following = followers[index]
             if len(following) != 1 or joins[following[0]] > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -99,12 +100,11 @@ class Lanes:
     def _overwritten(self, one: Instruction) -> int:
         """What an instruction overwrites, as bits of registers and of the places of spilled ones."""
         overwritten = one.writes | one.writes >> isa.SCALARS << isa.SCALARS + _MASKS
-        for part in self._moves.get(one.text, ()):
-            overwritten |= part.result
         if one.text in self._moves:
-            return overwritten
+            return overwritten | sum(part.result for part in self._moves[one.text] if part.result & ~overwritten)
         for base, slots in self._slots.items():
-            if one.writes & isa.registers(base) if base[0] == "v" else "_store" in one.mnemonic and base in one.text:
+            at = base.partition(",")[0]
+            if one.writes & isa.registers(at) if base[0] == "v" else "_store" in one.mnemonic and at in one.text:
                 overwritten |= sum(slots.values())
         return overwritten | _SCC if one.kinds & isa.SALU and not _KEEPS_SCC.match(one.mnemonic) else overwritten
 
@@ -149,25 +149,24 @@ def _parts(one: Instruction) -> Iterator[Part]:
         for result, source in zip(bits(isa.registers(words[0])), bits(isa.registers(words[1])), strict=False):
             yield Part(result, "mov_b32", (source,))
         return
-    table = _TABLE.search(one.text)
+    result, operands = isa.registers(words[0]), [_operand(word) for word in words[1:]]
     if one.mnemonic.startswith("s_cmp"):
-        result, name = _SCC, name.replace("cmpk", "cmp")
-        operands = [_operand(word) for word in words]
+        result, name, operands = _SCC, name.replace("cmpk", "cmp"), [_operand(words[0]), *operands]
     elif one.mnemonic.startswith("v_cmp_"):
-        result, operands = _mask(words[0]), [_operand(word) for word in words[1:]]
+        result = _mask(words[0])
     elif name == "cndmask_b32":
-        result = isa.registers(words[0])
-        operands = [_mask(words[3] if len(words) > 3 else "vcc_lo"), *(_operand(word) for word in words[1:3])]
-    else:
-        result = isa.registers(words[0])
-        reads_result = name == "addk_i32"
-        operands = [_SCC] if name == "cselect_b32" else []
-        operands += [_operand(word) for word in words[0 if reads_result else 1 :]]
-    if words[1:] == ["ttmp8", "0x50019"]:
+        operands = [_mask(words[3] if len(words) > 3 else "vcc_lo"), *operands[:2]]
+    elif name == "cselect_b32":
+        operands = [_SCC, *operands]
+    elif name == "addk_i32":
+        operands = [result, *operands]
+    elif words[1:] == ["ttmp8", "0x50019"]:
         name, operands = _WAVE_NUMBER, []
-    known = table or name == _WAVE_NUMBER or (name, len(operands)) in _OPERATIONS
+    elif table := _TABLE.search(one.text):
+        name = table[0]
+    known = name == _WAVE_NUMBER or name.startswith("bitop3:") or (name, len(operands)) in _OPERATIONS
     if known and 0 not in operands and result and not result & (result - 1):
-        yield Part(result, table[0] if table else name, tuple(operands))
+        yield Part(result, name, tuple(operands))
 
 
 def _mask(word: str) -> int:
@@ -215,23 +214,8 @@ def _right(a: Values, by: Values) -> Values:
     return a >> (by & 31)
 
 
-_COMPARISONS = {
-    "eq": operator.eq,
-    "lg": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-
-
-def _comparison(
-    holds: Callable[[Values, Values], NDArray[np.bool_]], signed: bool
-) -> Callable[[Values, Values], Values]:
-    def compared(a: Values, b: Values) -> Values:
-        return holds(_signed(a, 32), _signed(b, 32)).astype(np.int64) if signed else holds(a, b).astype(np.int64)
-
-    return compared
+def _compared(holds: Callable[[Values, Values], NDArray[np.bool_]], signed: bool, a: Values, b: Values) -> Values:
+    return holds(*((_signed(value, 32) if signed else value) for value in (a, b))).astype(np.int64)
 
 
 _TABLE = re.compile(r"bitop3:\w+")
@@ -264,9 +248,11 @@ _OPERATIONS: dict[tuple[str, int], Callable[..., Values]] = {
     ("add3_u32", 3): lambda a, b, c: a + b + c, ("mad_u32_u24", 3): lambda a, b, c: a * b + c,
     ("lshl1_add_u32", 2): lambda a, b: (a << 1) + b, ("lshl2_add_u32", 2): lambda a, b: (a << 2) + b,
     ("addk_i32", 2): lambda a, b: a + _signed(b & 0xFFFF, 16),
-    ("cselect_b32", 3): lambda scc, a, b: np.where(scc != 0, a, b),
-    ("cndmask_b32", 3): lambda mask, a, b: np.where(mask != 0, b, a),
-    **{(f"cmp_{name}_i32", 2): _comparison(holds, signed=True) for name, holds in _COMPARISONS.items()},
-    **{(f"cmp_{name}_u32", 2): _comparison(holds, signed=False) for name, holds in _COMPARISONS.items()},
+    ("cselect_b32", 3): lambda scc, a, b: a * (scc != 0) + b * (scc == 0),
+    ("cndmask_b32", 3): lambda mask, a, b: a * (mask == 0) + b * (mask != 0),
+    **{
+        (f"cmp_{name}_{kind}32", 2): partial(_compared, getattr(operator, {"lg": "ne"}.get(name, name)), kind == "i")
+        for name in ("eq", "ne", "lg", "lt", "le", "gt", "ge") for kind in "iu"
+    },
     ("lshl3_add_u32", 2): lambda a, b: (a << 3) + b, ("lshl4_add_u32", 2): lambda a, b: (a << 4) + b,
 }  # fmt: skip

@@ -176,7 +176,7 @@ def findings(kernel: Kernel, target: str) -> list[Finding]:
     if not rules:
         return []
 
-    def after(one: Instruction, state: flow.State) -> flow.State:
+    def after(_: int, one: Instruction, state: flow.State) -> flow.State:
         return tuple(rule.after(one, pending) for rule, pending in zip(rules, state, strict=True))
 
     return [

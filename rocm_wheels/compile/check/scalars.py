@@ -47,7 +47,7 @@ def _missing(one: Instruction, state: State) -> list[str]:
     return [f"s_wait_alu {wait}" for wait, registers in needs.items() if registers]
 
 
-def _after(one: Instruction, state: State) -> State:
+def _after(_: int, one: Instruction, state: State) -> State:
     read, scalar, vector = state
     if one.kinds & isa.SMEM or one.mnemonic.startswith(("buffer_", "image_")):
         return read, 0, 0  # these instructions wait for all scalar results
