@@ -41,10 +41,10 @@ _REGISTERS = _READS_LDS - 1
 class Generation:
     """How a generation counts.
 
-    most: the largest value of each counter. At that value, the next access waits for the oldest one. split: whether
-    each counter has a wait of its own (GFX12). stores: the counter of global stores. scalar: the counter of scalar
-    loads. one_word: whether a wave has 32 lanes, so that one word of VCC says all. fields: the first bit and the number
-    of bits of each counter in the number of `s_waitcnt`.
+    most: the largest value of each counter; accesses beyond it count as the oldest one, and end by a wait like it.
+    split: whether each counter has a wait of its own (GFX12). stores: the counter of global stores. scalar: the counter
+    of scalar loads. one_word: whether a wave has 32 lanes, so that one word of VCC says all. fields: the first bit and
+    the number of bits of each counter in the number of `s_waitcnt`.
     """
 
     most: tuple[int, ...]
@@ -167,7 +167,7 @@ class _Walk:
             elif len(ordered) < self._generation.most[number]:
                 changed[number] = ((one.access, *ordered), loose, pending | one.access)
             else:
-                changed[number] = _queue((one.access, *ordered[:-1]), loose)
+                changed[number] = _queue((one.access, *ordered[:-2], ordered[-2] | ordered[-1]), loose)
         return tuple(changed)
 
     def _orders_global(self, index: int) -> bool:
