@@ -39,7 +39,7 @@ class Report:
     """What the check found and rewrote.
 
     pairs: number of dual instructions that break GFX11's rule. found: number of instructions by rule. added: number of
-    inserted instructions. unjudged: number of barriers across which an address of LDS is not known.
+    inserted instructions. unjudged: number of barriers and accesses of LDS that it could not judge.
     """
 
     pairs: int
