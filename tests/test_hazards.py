@@ -446,7 +446,10 @@ def test_a_branch_to_nowhere_is_refused() -> None:
 
 
 def test_code_for_nvidia_is_not_read() -> None:
-    assert stage.checked("no assembly", "sm_90", "it") == ("no assembly", stage.Report(pairs=0, found={}, added=0, unjudged=0))
+    assert stage.checked("no assembly", "sm_90", "it") == (
+        "no assembly",
+        stage.Report(pairs=0, found={}, added=0, unjudged=0),
+    )
 
 
 def test_a_target_without_rules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

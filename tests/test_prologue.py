@@ -31,7 +31,10 @@ def test_each_kernel_of_a_text_begins_with_it() -> None:
     start = "".join(f"\t{code}\n" for code in prologue.SEQUENCE)
     assert begun == text.replace("\ts_clause", f"{start}\ts_clause")
     assert report.found == {prologue.RULE: 2}
-    assert stage.checked(begun, "gfx1250", "two kernels") == (begun, stage.Report(pairs=0, found={}, added=0, unjudged=0))
+    assert stage.checked(begun, "gfx1250", "two kernels") == (
+        begun,
+        stage.Report(pairs=0, found={}, added=0, unjudged=0),
+    )
 
 
 @pytest.mark.parametrize("target", ["gfx1201", "gfx12-generic"])
