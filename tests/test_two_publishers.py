@@ -62,7 +62,14 @@ def check_consistent(hub: Hub) -> dict[str, Verdict]:
     return found
 
 
-@pytest.mark.parametrize("case", ["other contents", "one met a GPU", "both met a GPU", "other wheels"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "other contents",
+        "one met a GPU",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("both met a GPU", "other wheels")),
+    ],
+)
 def test_a_second_run_begins_at_any_point_of_the_first(
     hub: Hub, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
