@@ -17,7 +17,7 @@ def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, C
     torch.manual_seed(0)
     if variant.op.startswith(("decode", "extend", "latent")):
         return dict(_of_a_cache(variant, device, tokens))
-    if variant.op.startswith(("fwd", "bwd", "fp8-fwd", "int8-fwd")):
+    if variant.op.removeprefix("sparse-").startswith(("fwd", "bwd", "fp8-fwd", "int8-fwd")):
         return dict(_of_attention(variant, device, tokens))
     raise NotImplementedError(f"{variant.name}: no call for it")
 
@@ -26,8 +26,9 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
     from flash_attn.attention.backends import triton as backend
     from flash_attn.attention.backends.triton import fp8 as triton_fp8
     from flash_attn.call.calls import GradientCall, attention_call, replace
+    from flash_attn.call.mask import Mask
 
-    op, kind, dim = variant.op, variant.kind, variant.block_d
+    op, kind, dim = variant.op.removeprefix("sparse-"), variant.kind, variant.block_d
     dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
     tokens //= 4 if dtype is torch.float32 else 1
     heads = max(2048 // dim, 8)
@@ -38,6 +39,8 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
     slopes = torch.rand(heads, device=device) if kind in ("alibi", "any") else None
     softcap, dropout_p = 20.0 * (kind in ("softcap", "any")), 0.1 * (kind == "dropout")
     random = torch.zeros(2, dtype=torch.int64, device=device) if dropout_p else None
+    ids = torch.zeros(1, tokens, dtype=torch.int32, device=device)  # one document, so that all tiles are visited
+    mask = Mask(ids_q=ids, ids_k=ids) if variant.operation.has_mask else None
     table = None
     page = {"fwd-paged": SMALL_PAGE, "fwd-paged-whole": min(256, tokens)}.get(op.removesuffix("-v"))
     paged = [k, v]
@@ -52,7 +55,7 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
         call = attention_call(
             q, *paged, softmax_scale=dim**-0.5, causal=causal, window_size=(left, -1), softcap=softcap,
             alibi_slopes=slopes, dropout_p=dropout_p, rng_state=random, block_table=table,
-            max_seqlen_k=0 if table is None else tokens,
+            max_seqlen_k=0 if table is None else tokens, mask=mask,
         )  # fmt: skip
         if op.startswith("fwd"):
             yield name, lambda call=call: list(backend.forward(call)[:2])

@@ -18,7 +18,13 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 
 @pytest.mark.parametrize(
     ("op", "kind"),
-    [(row.name, kind) for row in OPERATIONS.values() if row.searched for kind in ("plain", "any") if kind in row.kinds],
+    [
+        (row.name, kind)
+        for row in OPERATIONS.values()
+        if row.searched
+        for kind in ("plain", "blocks", "any")
+        if kind in row.kinds
+    ],
 )
 @pytest.mark.usefixtures("fresh_kernels")
 def test_calls_take_the_kernel(op: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
