@@ -177,7 +177,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"options": {"mask_ids_q": MEMORY}}, "mask_ids_q and mask_ids_k: got one of them, wanted both or none"),
     ({"options": {"mask_block_q": 64}}, "mask_blocks: got sizes or strides without an address"),
     ({"options": {"mask_blocks": MEMORY, "mask_block_q": 96}}, r"mask_block_q and mask_block_k: got \[96, 0\], wanted"),
-    ({"options": {"mask_ranges": MEMORY, "softcap": 5.0}}, "softcap: a kernel with a mask cannot honour it"),
+    ({"options": {"mask_ranges": MEMORY, "bias": MEMORY}}, "bias: a kernel with a mask cannot honour it"),
     ({"options": {"mask_ranges": MEMORY, "num_splits": 2}}, "mask: a kernel with num_splits cannot honour it"),
     ({"options": {"mask_ranges": MEMORY}, "seqlens_k": MEMORY}, "mask: not with seqlens_k: let the mask hide keys"),
     ({"options": {"mask_ranges": MEMORY + 2}}, "mask_ranges: got address 0x100002, wanted a multiple of 4 bytes"),
