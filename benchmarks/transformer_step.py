@@ -69,7 +69,7 @@ def flash_attention(backend: str, device: torch.device) -> tuple[Attention, str]
     import flash_attn
     from flash_attn import flash_attn_interface
 
-    backends = getattr(flash_attn, "backends", None)
+    backends = getattr(getattr(flash_attn, "attention", None), "backends", None)  # not in other builds of flash_attn
     if backends is not None and (problem := backends.problem()):
         raise RuntimeError(problem)
     if device.type == "cpu":
