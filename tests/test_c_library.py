@@ -159,7 +159,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"block_table": MEMORY, "page_size": 16, "options": {"cache_lines": MEMORY}},
         "cache_lines: pages have a block_table",
     ),
-    ({"options": {"reserved": 1}}, "options.reserved: got 1, wanted 0"),
+    ({"options": {"second_query": 2}}, "second_query: got 2, wanted 0 or 1"),
+    ({"options": {"second_query": 1}, "shape": {"head_dim": 128}}, "head_dim: got 128, wanted at most 64 with second_q"),
     ({"options": {"dropout": 1.0, "rng_state": MEMORY}}, "dropout: got 1, wanted 0 for none, or a probability below 1"),
     ({"options": {"dropout": 0.5}}, "rng_state: got 0x0 with dropout 0.5, wanted the address of two numbers"),
     ({"options": {"rng_state": MEMORY}}, "rng_state: got 0x100000 with dropout 0, wanted"),
@@ -183,6 +184,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"options": {"mask_ranges": MEMORY + 2}}, "mask_ranges: got address 0x100002, wanted a multiple of 4 bytes"),
     ({"options": {"appended": 65}}, "appended: got 65, wanted at most seqlen_k, 64"),
     ({"options": {"q_descale": MEMORY}}, "descales: got .*, wanted three addresses for an FP8 cache, else none"),
+    ({"q": {"stored": 4}}, "q: got stored in FP8, wanted k and v in FP8 too"),
     ({"k": {"stored": 4}}, "v: got stored otherwise than k, wanted k and v both in FP8, or none"),
     ({"k": {"stored": 4}, "v": {"stored": 4}}, "descales: got .*, wanted three addresses for an FP8 cache, else none"),
 ]

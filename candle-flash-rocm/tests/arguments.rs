@@ -323,7 +323,7 @@ prop_compose! {
     fn options()(
         numbers in (number(), prop_oneof![3 => Just(0.0), 1 => number()]),
         sizes in prop::array::uniform7(prop_oneof![3 => Just(0), 1 => size()]),
-        addresses in prop::array::uniform8(address_or_none()), flags in any::<[bool; 3]>(),
+        addresses in prop::array::uniform8(address_or_none()), flags in any::<[bool; 5]>(),
     ) -> launch::Options {
         let [alibi_batch, batch, head, row, chunk, appended, num_splits] = sizes;
         let [sinks, bias, rng_state, leftpad, lines, descales @ ..] = addresses;
@@ -331,6 +331,7 @@ prop_compose! {
             host_cost: f64::from(numbers.0), alibi_batch, sinks, sinks_are_fp32: flags[0],
             bias: launch::Bias { address: bias, batch, head, row: row as i32, is_fp32: flags[1] },
             dropout: numbers.1, rng_state, leftpad, chunk, lines, appended, num_splits, is_fp8: flags[2], descales,
+            q_is_fp8: flags[3], has_second_query: flags[4],
             mask: launch::Mask {
                 blocks: bias, blocks_strides: [batch, head], block_size: [row, chunk], ranges: sinks,
                 ranges_strides: [head, batch], ids: [leftpad, lines], ids_batch: [batch, head], hidden: rng_state,

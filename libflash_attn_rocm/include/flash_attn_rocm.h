@@ -44,8 +44,8 @@ enum {
 enum { FLASH_ATTN_ROCM_FP16 = 0, FLASH_ATTN_ROCM_BF16 = 1, FLASH_ATTN_ROCM_FP32 = 2 };
 
 /* Elements of a tensor where they differ from the type in which a call computes. Q8_0 is llama.cpp's: 32 numbers of 8 bits
- * behind a scale in fp16. Kernels take k and v in FP8 beside q and out in fp16 or bf16. Any other tensor that is stored
- * otherwise than the call's type is refused by name. */
+ * behind a scale in fp16. Forwards take k and v in FP8 beside q and out in fp16 or bf16, and q in FP8 too where dtype is
+ * bf16. Any other tensor that is stored otherwise than the call's type is refused by name. */
 enum {
     FLASH_ATTN_ROCM_STORED_FP16 = 1,
     FLASH_ATTN_ROCM_STORED_BF16 = 2,
@@ -106,7 +106,9 @@ typedef struct {
     int64_t bias_row_stride;   /* from one query to the next; keys are dense. -1: a table of distances, (batch, heads,
                                   seqlen_q + seqlen_k - 1), and `bias` is the address of its entry seqlen_q - 1 */
     float dropout;         /* probability of dropping a weight */
-    int32_t reserved;      /* 0 */
+    int32_t second_query;  /* 1, for forwards alone: a row of q is a row of a second query, head_dim_v wide, for which the
+                              values are keys too, and behind it the head_dim columns of the query. So multi-head latent
+                              attention reads its cache once: head_dim_v 512, head_dim up to 64 */
     const int64_t *rng_state; /* GPU memory, (2): seed and offset of the random numbers; a backward takes its forward's */
 
     /* Forwards alone: */
@@ -116,8 +118,8 @@ typedef struct {
                               seqlens_k does not */
     int64_t attention_chunk; /* a query sees keys of its own chunk of so many; 0: no chunks */
     int64_t num_splits;    /* into how many parts keys are split; 0: as many as are fastest */
-    const float *q_descale, *k_descale, *v_descale; /* GPU memory, (batch, heads_k): of k and v stored in FP8, and of q,
-                              which has shape.dtype: what undoes the scales of their numbers */
+    const float *q_descale, *k_descale, *v_descale; /* GPU memory, (batch, heads_k), with k and v stored in FP8, of all three:
+                              what undoes the scales of their numbers */
 
     /* A mask whose memory grows with the length: a query sees a key that all parts show; NULL parts show every key. Each
      * part is dense but for its strides, in elements, which are 0 where all sequences or all heads share it. Dense rows

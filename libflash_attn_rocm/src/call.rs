@@ -29,6 +29,13 @@ fn finite(name: &'static str, number: f32) -> Result<f32> {
     Err(Error::argument(name, number, "a finite number"))
 }
 
+fn switch(name: &'static str, number: i32) -> Result<bool> {
+    match number {
+        0 | 1 => Ok(number == 1),
+        other => Err(Error::argument(name, other, "0 or 1")),
+    }
+}
+
 /// What fields for later releases hold.
 fn reserved(name: &'static str, number: i32) -> Result<()> {
     if number == 0 {
@@ -109,7 +116,6 @@ impl Options {
         }
         // SAFETY: the caller's promise.
         let options = unsafe { read("options", address) }?;
-        reserved("options.reserved", options.reserved)?;
         shape.softcap = finite("softcap", options.softcap)?;
         if shape.softcap < 0.0 {
             return Err(Error::argument("softcap", shape.softcap, "0 for none, or a number above 0"));
@@ -121,9 +127,7 @@ impl Options {
         }
         let dtype = shape.dtype;
         let to = &mut shape.options;
-        if cost > 0.0 {
-            to.host_cost = f64::from(cost);
-        }
+        to.host_cost = f64::from(cost);
         to.alibi_batch = size("alibi_batch_stride", options.alibi_batch_stride)?;
         to.sinks = options.sinks;
         to.sinks_are_fp32 = is_fp32("sinks", options.sinks_stored, dtype)?;
@@ -137,6 +141,7 @@ impl Options {
         };
         to.dropout = finite("dropout", options.dropout)?;
         to.rng_state = options.rng_state;
+        to.has_second_query = switch("second_query", options.second_query)?;
         to.leftpad = options.leftpad_k;
         to.lines = options.cache_lines;
         to.appended = size("appended", options.appended)?;
@@ -186,13 +191,11 @@ impl Sizes {
         }
         (shape.window_left, shape.window_right) =
             (window("window_left", self.window_left)?, window("window_right", self.window_right)?);
-        match (self.causal, shape.window_right) {
-            (0, _) => {}
-            (1, None | Some(0)) => shape.window_right = Some(0),
-            (1, Some(keys)) => {
+        if switch("causal", self.causal)? {
+            if let Some(keys @ 1..) = shape.window_right {
                 return Err(Error::argument("window_right", keys, "-1 or 0, because causal is 1"));
             }
-            (other, _) => return Err(Error::argument("causal", other, "0 or 1")),
+            shape.window_right = Some(0);
         }
         Ok(shape)
     }
@@ -236,11 +239,7 @@ impl AppendCall {
                 sin,
                 places: size("rotary_places", call.rotary_places)?,
                 half: size("rotary_half", call.rotary_half)?,
-                is_interleaved: match call.rotary_interleaved {
-                    0 => false,
-                    1 => true,
-                    other => return Err(Error::argument("rotary_interleaved", other, "0 or 1")),
-                },
+                is_interleaved: switch("rotary_interleaved", call.rotary_interleaved)?,
                 offsets: call.rotary_offsets,
                 q: operand("q", call.q)?,
                 turned: operand("q_turned", call.q_turned)?,
@@ -273,14 +272,17 @@ impl ForwardCall {
         let mut shape = call.shape.shape()?;
         // SAFETY: the caller's promise.
         unsafe { Options::apply(call.options, &mut shape) }?;
-        let (mut k, mut v) = (call.k, call.v);
-        shape.options.is_fp8 = k.take_fp8();
+        let (mut q, mut k, mut v) = (call.q, call.k, call.v);
+        (shape.options.is_fp8, shape.options.q_is_fp8) = (k.take_fp8(), q.take_fp8());
         if v.take_fp8() != shape.options.is_fp8 {
             return Err(Error::argument("v", "stored otherwise than k", "k and v both in FP8, or none"));
         }
+        if shape.options.q_is_fp8 && !shape.options.is_fp8 {
+            return Err(Error::argument("q", "stored in FP8", "k and v in FP8 too"));
+        }
         Ok(Call::Forward(Forward {
             shape,
-            q: call.q.operand("q", shape.dtype)?,
+            q: q.operand("q", shape.dtype)?,
             k: k.operand("k", shape.dtype)?,
             v: v.operand("v", shape.dtype)?,
             out: call.out.operand("out", shape.dtype)?,

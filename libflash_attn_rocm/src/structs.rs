@@ -56,7 +56,7 @@ pub struct Options {
     pub bias_head_stride: i64,
     pub bias_row_stride: i64,
     pub dropout: f32,
-    pub reserved: i32,
+    pub second_query: i32,
     pub rng_state: u64,
     pub leftpad_k: u64,
     pub cache_lines: u64,

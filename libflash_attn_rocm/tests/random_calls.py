@@ -262,15 +262,19 @@ class _Drawing:
         rng = self.rng
         seqlen_q = rng.choice((1, 1, 2, 5, 5))
         fp8 = self.dtype is not torch.float32 and self.maybe(0.3)
+        q_dtype = FP8 if fp8 and self.dtype is torch.bfloat16 and self.maybe(0.5) else self.dtype
+        latent = not fp8 and self.maybe(0.15)
         if fp8:
             self.head_dim = self.head_dim_v = rng.choice((64, 128, 256))
+        elif latent:
+            self.head_dim, self.head_dim_v, self.options["second_query"] = rng.choice((32, 64)), 512, 1
         elif self.maybe(0.3):
             self.head_dim_v = rng.choice((64, 128, 256))
         room = rng.choice((700, 5000, 30000))
         if self.maybe(0.2):
             self.scores["attention_chunk"] = self.options["attention_chunk"] = 256
         # Python may let another kernel serve a call that has no splits, but neither FP8 nor chunks.
-        splits = rng.choice((0, 0, 1, 2, 3, 7) if fp8 or "attention_chunk" in self.scores else (2, 3, 7))
+        splits = rng.choice((0, 0, 1, 2, 3, 7) if fp8 or latent or "attention_chunk" in self.scores else (2, 3, 7))
         if splits:
             self.call["num_splits"] = self.options["num_splits"] = splits
         lines = self.batch
@@ -285,7 +289,11 @@ class _Drawing:
             rows_q: tuple[int, ...] = (packed["total_q"],)
         else:
             rows_q = (self.batch, seqlen_q)
-        q = self.heads_of("q", *rows_q, self.heads, self.head_dim, dtype=self.dtype)
+        second = self.head_dim_v if latent else 0
+        rows = self.heads_of("q", *rows_q, self.heads, second + self.head_dim, dtype=q_dtype)
+        q = rows[..., second:]
+        if latent:
+            self.call["qv"] = rows[..., :second]
         if layout == "paged":
             page = rng.choice((16, 48, 256))
             columns = room // page
@@ -316,17 +324,16 @@ class _Drawing:
             self.call["descales"] = scales
             self.options |= {f"{x}_descale": scale.data_ptr() for x, scale in zip("qkv", scales, strict=True)}
         appends = None
-        if not fp8 and not packed and self.maybe(0.4):
+        if not fp8 and not latent and not packed and self.maybe(0.4):
             appends = self.append(q, seqlen_q, room, k, v)
         else:
             self.call["max_seqlen_k"] = room
         self.scores_()
         shape = self.shape(seqlen_q, room) | packed
         call = CacheCall(q, k, v, Options(**self.scores), **self.call)
-        drawn = self.drawn(call, shape, q, k, v)
-        if fp8:
-            for name in "kv":
-                drawn.struct[name]["stored"] = FP8_NUMBER
+        drawn = self.drawn(call, shape, rows, k, v)
+        for name, dtype in (("q", q_dtype), ("k", k.dtype), ("v", v.dtype)):
+            drawn.struct[name]["stored"] = FP8_NUMBER if dtype is FP8 else 0
         if appends is not None:
             appends["shape"] = shape
             for name in ("k", "v"):

@@ -3,10 +3,6 @@
 use super::refuse::Used;
 use super::Mask;
 
-/// Microseconds of the host for a second launch in a call: 2.4 for a split call, 0.7 for a plain one, from C with a HIP
-/// runtime that does nothing (2026-11-28).
-const HOST_COST: f64 = 2.0;
-
 /// A number that is added to each score, after softcap; -inf hides a key. Strides are in elements, 0 for an axis that is
 /// shared; keys are dense.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,9 +21,10 @@ pub struct Bias {
 }
 
 /// Options of a call. The default is none. Addresses of 0 are options that are not used.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools)] // each of them an option of its own
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
-    /// Microseconds that the host needs for a second launch. A forward splits its keys where the GPU saves more.
+    /// Microseconds that the host needs for a second launch; 0 for 2. A forward splits its keys where the GPU saves more.
     pub host_cost: f64,
     /// Elements from one sequence's `Shape::alibi_slopes` to the next; 0 where all sequences share them.
     pub alibi_batch: usize,
@@ -53,43 +50,27 @@ pub struct Options {
     pub num_splits: usize,
     /// Whether k and v are in the GPU's FP8 format, whose scales are `descales`.
     pub is_fp8: bool,
+    /// Whether q is in FP8 too. The result is bf16.
+    pub q_is_fp8: bool,
+    /// Whether a row of q is a row of a second query, as wide as v, and behind it `head_dim` columns: v are keys of the
+    /// second query too, as in multi-head latent attention.
+    pub has_second_query: bool,
     /// Device addresses of fp32 `(batch, heads_k)`: what undoes the scales of q, k and v.
     pub descales: [u64; 3],
     /// Which keys a query sees besides.
     pub mask: Mask,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            host_cost: HOST_COST,
-            alibi_batch: 0,
-            sinks: 0,
-            sinks_are_fp32: false,
-            bias: Bias::default(),
-            dropout: 0.0,
-            rng_state: 0,
-            leftpad: 0,
-            chunk: 0,
-            lines: 0,
-            appended: 0,
-            num_splits: 0,
-            is_fp8: false,
-            descales: [0; 3],
-            mask: Mask::default(),
-        }
-    }
-}
-
 impl Options {
     /// The options that only kernels of a cache honour.
-    pub(super) fn of_a_cache(&self) -> [Used; 5] {
+    pub(super) fn of_a_cache(&self) -> [Used; 6] {
         [
             ("attention_chunk", self.chunk != 0),
             ("cache_lines", self.lines != 0),
             ("appended", self.appended != 0),
             ("num_splits", self.num_splits != 0),
             ("descales", self.is_fp8),
+            ("second_query", self.has_second_query),
         ]
     }
 

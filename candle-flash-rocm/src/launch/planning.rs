@@ -94,6 +94,8 @@ pub(super) struct SplitKv {
     pub join: f64,
     pub margin: f64,
     pub resident: usize,
+    pub latent_dim: usize,
+    pub latent_resident: usize,
     pub max_splits: usize,
     pub start: f64,
     pub combine: f64,

@@ -163,8 +163,12 @@ impl Shape {
                 "three addresses for an FP8 cache, else none",
             );
         }
-        if options.is_fp8 && self.dtype == Dtype::F32 {
-            return argument("dtype", "fp32", "fp16 or bf16 queries over an FP8 cache");
+        if options.is_fp8 && (self.dtype == Dtype::F32 || (options.q_is_fp8 && self.dtype != Dtype::Bf16)) {
+            return argument("dtype", self.dtype.name(), "bf16 over an FP8 cache, or fp16 with queries in fp16");
+        }
+        if options.has_second_query && self.head_dim > planning.split_kv.latent_dim {
+            let longest = format!("at most {} with second_query", planning.split_kv.latent_dim);
+            return argument("head_dim", self.head_dim, longest);
         }
         if options.is_fp8 && options.sinks != 0 && !options.sinks_are_fp32 && self.dtype == Dtype::F16 {
             return argument("sinks", "fp16 over an FP8 cache", "fp32");

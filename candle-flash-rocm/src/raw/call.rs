@@ -70,6 +70,8 @@ fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
         appended: _,
         num_splits: _,
         is_fp8: _,
+        q_is_fp8: _,
+        has_second_query: _,
         descales: [q_descale, k_descale, v_descale],
         mask:
             Mask {

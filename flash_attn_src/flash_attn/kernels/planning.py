@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flash_attn.kernels import assembly, flags
 from flash_attn.kernels.operation import DTYPES, SPARSE_BLOCK
 from flash_attn.kernels.operations import OPERATIONS
+from flash_attn.kernels.value_dims import LATENT_DIM
 
 
 class WholeCost(NamedTuple):
@@ -44,7 +45,7 @@ class SplitKv(NamedTuple):
     resident: programs that share a multiprocessor while their loads are in flight.
     latent_resident: of multi-head latent attention, whose programs have more in flight: on an H100 (2026-11-25) one for
     each multiprocessor took 0.8 of the time of two, with 1 sequence of 32768 keys, 0.9 with one of 131072 and with 4 of
-    16384. max_splits: of one call.
+    16384. latent_dim: its widest keys beside the values. max_splits: of one call.
     start, combine, part: in the time of one block of keys: starting a program, launching the kernel that combines,
     combining one split of a row. gain: more splits are taken where they need less than this share of the time.
     many_splits, few_rows: more splits than this of at most so many rows are combined many at a time, because latencies
@@ -79,6 +80,7 @@ class SplitKv(NamedTuple):
     join: float = 0.0005
     margin: float = 1.05
     resident: int = 2
+    latent_dim: int = LATENT_DIM
     latent_resident: int = 1
     max_splits: int = 256
     # Fitted to an H200, 2026-11-22.
