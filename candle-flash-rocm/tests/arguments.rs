@@ -331,7 +331,7 @@ prop_compose! {
             host_cost: f64::from(numbers.0), alibi_batch, sinks, sinks_are_fp32: flags[0],
             bias: launch::Bias { address: bias, batch, head, row: row as i32, is_fp32: flags[1] },
             dropout: numbers.1, rng_state, leftpad, chunk, lines, appended, num_splits, is_fp8: flags[2], descales,
-            q_is_fp8: flags[3], has_second_query: flags[4],
+            q_is_fp8: flags[3], has_second_query: flags[4], appended_starts: lines,
             mask: launch::Mask {
                 blocks: bias, blocks_strides: [batch, head], block_size: [row, chunk], ranges: sinks,
                 ranges_strides: [head, batch], ids: [leftpad, lines], ids_batch: [batch, head], hidden: rng_state,

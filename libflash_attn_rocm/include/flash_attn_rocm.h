@@ -137,6 +137,7 @@ typedef struct {
     const int32_t *mask_hidden; /* GPU memory, (batch, heads, seqlen_k, 2, 2): two ranges of queries for each key, which
                                    do not see it */
     int64_t mask_hidden_batch_stride, mask_hidden_head_stride;
+    const int32_t *appended_starts; /* GPU memory, (batch + 1): starts_new of flash_attn_rocm_append, for forwards alone */
 } flash_attn_rocm_options;
 
 typedef struct {
@@ -169,7 +170,7 @@ typedef struct {
     size_t struct_size; /* sizeof(flash_attn_rocm_append_call) */
     flash_attn_rocm_shape shape; /* of the forward that follows: seqlen_k counts the new rows too */
     flash_attn_rocm_tensor k_new, v_new, k, v; /* new rows, and the cache, of shape.dtype */
-    int64_t seqlen_new;
+    int64_t seqlen_new;         /* rows of each sequence; of packed ones all */
     const int32_t *seqlens_k;   /* GPU memory, (batch): keys before the new ones; NULL: seqlen_k - seqlen_new each */
     const int32_t *block_table; /* as in a forward */
     int64_t block_table_stride, block_table_columns, page_size;
@@ -183,7 +184,9 @@ typedef struct {
     const int32_t *rotary_offsets; /* GPU memory, (batch): the place of each sequence's first new key; NULL: seqlens_k */
     int32_t rotary_interleaved; /* 1: columns 0 and 1 are a pair; 0: columns 0 and rotary_half are one */
     int32_t reserved;           /* 0 */
-    flash_attn_rocm_tensor q, q_turned; /* queries, and where the turned queries go: a forward takes those */
+    flash_attn_rocm_tensor q, q_turned; /* queries, and where the turned queries go: a forward takes those. Of packed
+                                           rows, those outside of every sequence are not written */
+    const int32_t *starts_new; /* GPU memory, (batch + 1): where each sequence's new rows start, if they are packed; NULL */
 } flash_attn_rocm_append_call;
 
 /* The kernels of a store on a GPU. */

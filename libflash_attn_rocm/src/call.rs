@@ -145,6 +145,7 @@ impl Options {
         to.leftpad = options.leftpad_k;
         to.lines = options.cache_lines;
         to.appended = size("appended", options.appended)?;
+        to.appended_starts = options.appended_starts;
         to.chunk = size("attention_chunk", options.attention_chunk)?;
         to.num_splits = size("num_splits", options.num_splits)?;
         to.descales = options.descales;
@@ -254,6 +255,7 @@ impl AppendCall {
             pages: pages(call.block_table, [call.block_table_stride, call.block_table_columns, call.page_size])?,
             lengths: call.seqlens_k,
             seqlen_new: size("seqlen_new", call.seqlen_new)?,
+            starts: call.starts_new,
             rotary,
         })
     }

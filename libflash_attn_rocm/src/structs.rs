@@ -73,6 +73,7 @@ pub struct Options {
     pub mask_ids_strides: [i64; 2],
     pub mask_hidden: u64,
     pub mask_hidden_strides: [i64; 2],
+    pub appended_starts: u64,
 }
 
 /// `flash_attn_rocm_forward_call`.
@@ -139,6 +140,7 @@ pub struct AppendCall {
     pub reserved: i32,
     pub q: Tensor,
     pub q_turned: Tensor,
+    pub starts_new: u64,
 }
 
 // SAFETY: its fields are integers, floats and addresses.

@@ -324,7 +324,7 @@ class _Drawing:
             self.call["descales"] = scales
             self.options |= {f"{x}_descale": scale.data_ptr() for x, scale in zip("qkv", scales, strict=True)}
         appends = None
-        if not fp8 and not latent and not packed and self.maybe(0.4):
+        if not fp8 and not latent and self.maybe(0.4):
             appends = self.append(q, seqlen_q, room, k, v)
         else:
             self.call["max_seqlen_k"] = room
@@ -344,18 +344,21 @@ class _Drawing:
     def append(self, q: torch.Tensor, seqlen_q: int, room: int, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
         """New rows, with rotary embedding or without. Returns the C call but for its shape and its cache."""
         rng = self.rng
-        added = rng.choice((1, seqlen_q, 7))
+        added, starts = rng.choice((1, seqlen_q, 7)), None
+        rows: tuple[int, ...] = (self.batch, added)
+        if self.maybe(0.3):
+            lengths = self.lengths(7)
+            starts, added, rows = self.starts("starts_new", lengths), sum(lengths), (sum(lengths),)
+            self.call["cu_seqlens_k_new"], self.options["appended_starts"] = starts, starts.data_ptr()
         self.call["max_seqlen_k"] = room - added
         self.options["appended"] = added
         new = {
-            f"{name}_new": self.tensor(
-                f"{name}_new", self.batch, added, self.heads_k, cache.shape[-1], dtype=self.dtype
-            )
+            f"{name}_new": self.tensor(f"{name}_new", *rows, self.heads_k, cache.shape[-1], dtype=self.dtype)
             for name, cache in (("k", k), ("v", v))
         }
         self.call |= {"k": new["k_new"], "v": new["v_new"]}
         fields: dict[str, Any] = {name: operand(tensor) for name, tensor in new.items()}
-        fields["seqlen_new"] = added
+        fields |= {"seqlen_new": added, "starts_new": 0 if starts is None else starts.data_ptr()}
         if self.maybe(0.5):
             half = min(rng.choice((16, self.head_dim // 2)), self.head_dim // 2)
             cos, sin = (self.tensor(name, room + 8, half, dtype=self.dtype) for name in ("cos", "sin"))

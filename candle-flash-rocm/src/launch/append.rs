@@ -45,8 +45,10 @@ pub struct Append {
     pub pages: Option<Pages>,
     /// Device address of int32 `(batch)`: keys of each sequence before the new ones; 0: each has all but the new ones.
     pub lengths: u64,
-    /// New rows of each sequence.
+    /// New rows of each sequence; of packed ones, of all sequences.
     pub seqlen_new: usize,
+    /// Device address of int32 `(batch + 1)`: where each sequence's packed new rows start; 0 where they are not packed.
+    pub starts: u64,
     /// Rotary embedding, if there is any.
     pub rotary: Option<Rotary>,
 }
@@ -55,7 +57,6 @@ impl Append {
     fn check(&self, planning: &Planning) -> Result<()> {
         let shape = &self.shape;
         shape.check(planning)?;
-        refuse(&[("cu_seqlens_q", shape.is_packed())], "packed rows cannot be appended: pass dense ones")?;
         refuse(&[("k", shape.options.is_fp8)], "nothing is appended to a cache in FP8: write its rows yourself")?;
         for (name, operand) in [("k_new", self.k_new), ("v_new", self.v_new), ("k", self.k), ("v", self.v)] {
             operand.check(name, shape.vec(), planning)?;
@@ -99,6 +100,7 @@ pub fn plan_append(call: &Append, kernels: &dyn Catalogue) -> Result<Vec<Step>> 
     let bit = |is_set: bool, flag: i32| if is_set { flag } else { 0 };
     let mut bits =
         bit(call.lengths != 0, flags.has_seqused_k) | bit(shape.options.lines != 0, flags.has_cache_batch_idx);
+    bits |= bit(shape.is_packed(), flags.has_cu_seqlens_q) | bit(call.starts != 0, flags.has_cu_seqlens_k);
     // Without rotary embedding the kernel reads no query and no table.
     let nothing = Rotary {
         cos: call.k_new.address,
@@ -134,8 +136,8 @@ pub fn plan_append(call: &Append, kernels: &dyn Catalogue) -> Result<Vec<Step>> 
     values.pointers(&[
         (Name::cos, rotary.cos),
         (Name::sin, rotary.sin),
-        (Name::cu_seqlens_q, 0),
-        (Name::cu_seqlens_k, 0),
+        (Name::cu_seqlens_q, shape.cu_seqlens_q),
+        (Name::cu_seqlens_k, call.starts),
         (Name::seqused_k, call.lengths),
         (Name::block_table, table),
         (Name::cache_batch_idx, shape.options.lines),

@@ -44,8 +44,10 @@ pub struct Options {
     pub chunk: usize,
     /// Device address of int32 `(batch)`: the line of k and v that is a sequence's cache; 0 for lines in order.
     pub lines: u64,
-    /// Rows that were appended to each sequence's keys, which `Forward::lengths` does not count.
+    /// Rows that were appended to each sequence's keys, which `Forward::lengths` does not count; of packed ones all rows.
     pub appended: usize,
+    /// Device address of int32 `(batch + 1)`: where each sequence's appended rows started, if they were packed.
+    pub appended_starts: u64,
     /// Into how many parts the keys are split; 0 for as many as are fastest.
     pub num_splits: usize,
     /// Whether k and v are in the GPU's FP8 format, whose scales are `descales`.

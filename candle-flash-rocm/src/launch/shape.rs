@@ -153,6 +153,9 @@ impl Shape {
             refuse(&others, "a kernel with a bias cannot honour it: leave one of them out")?;
         }
         self.check_mask(planning.mask_block)?;
+        if options.appended_starts != 0 && options.appended == 0 {
+            return argument("appended_starts", "an address", "0 without appended rows");
+        }
         if options.appended > self.seqlen_k {
             return argument("appended", options.appended, format!("at most seqlen_k, {}", self.seqlen_k));
         }

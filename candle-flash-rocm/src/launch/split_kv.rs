@@ -234,14 +234,14 @@ pub(super) fn plan(
         bits |= flags.has_descale | if options.q_is_fp8 { 0 } else { flags.query_has_16_bits };
         bits |= if shape.dtype == Dtype::F16 { flags.query_is_fp16 } else { 0 };
     }
-    bits |= bit(table, flags.has_block_table);
+    bits |= bit(table, flags.has_block_table) | bit(options.appended_starts, flags.has_cu_seqlens_k);
     let vec = shape.vec();
     let mut values = shape.values(planning, [&call.q, &line_of(call.k), &line_of(call.v)], call.lse)?;
     values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, vec)?;
     values.pointers(&[
         (Name::partial, partial),
         (Name::partial_lse, partial_lse),
-        (Name::cu_seqlens_k, 0), // of packed new keys, which no call here has
+        (Name::cu_seqlens_k, options.appended_starts),
         (Name::seqused_k, call.lengths),
         (Name::block_table, table),
         (Name::q_descale, descales[0]),
