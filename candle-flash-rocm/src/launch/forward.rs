@@ -3,7 +3,7 @@
 use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::refuse::refuse;
 use super::signature::Name;
-use super::split_kv::{self, Cache};
+use super::split_kv;
 use super::tile_lists::plan_lists;
 use super::{Dtype, Forward};
 use crate::error::Result;
@@ -37,12 +37,13 @@ pub fn plan_forward(
         refuse(&[("mask", shape.options.mask.is_used())], "not with seqlens_k: let the mask hide keys")?;
     }
     if split_kv::is_needed(call, planning)? {
-        return split_kv::plan(&Cache::needed(call, planning)?, kernels, device, memory);
+        split_kv::check(call, planning)?;
+        return split_kv::plan(call, kernels, device, memory);
     }
     let kernel = kernel_of(call, kernels)?;
     let tile = kernels.tile(&kernel)?;
-    if let Some(cache) = Cache::of(call, tile.block_m, device, planning) {
-        return split_kv::plan(&cache, kernels, device, memory);
+    if split_kv::is_faster(call, tile.block_m, device, planning) {
+        return split_kv::plan(call, kernels, device, memory);
     }
 
     let (blocks, planes, packed) = shape.grid(planning, tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());

@@ -11,61 +11,43 @@ use crate::error::{argument, Error, Result};
 /// runtime that does nothing (2026-11-28).
 const HOST_COST: f64 = 2.0;
 
-/// A forward as a call over a cache of keys and values.
-pub(super) struct Cache<'a> {
-    call: &'a Forward,
-}
-
 /// Whether only kernels of a cache serve a call: they honour more options, and take every pair of head dims.
 pub(super) fn is_needed(call: &Forward, planning: &Planning) -> Result<bool> {
     let shape = &call.shape;
     Ok(shape.options.needs_cache() || !planning.serves_pair(shape.head_dim, shape.head_dim_v)?)
 }
 
-impl<'a> Cache<'a> {
-    /// The call over a cache where that is faster than the forward kernel, whose tiles have `block_m` rows.
-    pub fn of(call: &'a Forward, block_m: usize, device: Device, planning: &Planning) -> Option<Self> {
-        let shape = &call.shape;
-        if shape.options.of_whole_sequences().iter().any(|(_, is_used)| *is_used) {
-            return None;
-        }
-        if shape.is_packed() && call.lengths == 0 {
-            return None;
-        }
-        let most = planning.split_kv.max_page_units;
-        if call.pages.is_some_and(|pages| pages.columns * pages.size >= most) {
-            return None;
-        }
-        is_profitable(shape, block_m, device, planning).then_some(Self { call })
-    }
+/// Whether kernels of a cache serve a call, and are faster than the forward kernel, whose tiles have `block_m` rows.
+pub(super) fn is_faster(call: &Forward, block_m: usize, device: Device, planning: &Planning) -> bool {
+    let (shape, most) = (&call.shape, planning.split_kv.max_page_units);
+    !shape.options.of_whole_sequences().iter().any(|(_, is_used)| *is_used)
+        && (!shape.is_packed() || call.lengths != 0)
+        && call.pages.is_none_or(|pages| pages.columns * pages.size < most)
+        && is_profitable(shape, block_m, device, planning)
+}
 
-    /// The call over a cache where no other kernel serves it.
-    ///
-    /// # Errors
-    ///
-    /// If no kernel serves the call. The error names the option that no kernel has.
-    pub fn needed(call: &'a Forward, planning: &Planning) -> Result<Self> {
-        let (shape, costs) = (&call.shape, &planning.split_kv);
-        let used = shape.options.of_a_cache().into_iter().find(|(_, is_used)| *is_used);
-        let name = used.map_or("head_dim_v", |(name, _)| name);
-        let remedy = format!("a kernel with {name} cannot honour it: leave one of them out");
-        refuse(&shape.options.of_whole_sequences(), &remedy)?;
-        let remedy = format!("wanted with packed rows and {name}: pass the number of keys of each sequence");
-        refuse(&[("seqlens_k", shape.is_packed() && call.lengths == 0)], &remedy)?;
-        if shape.options.appended != 0 || shape.options.lines != 0 {
-            let packed_keys = shape.is_packed() && call.pages.is_none();
-            refuse(&[("cu_seqlens_k", packed_keys)], "packed keys are no cache: leave out cache_lines and appended")?;
-        }
-        if let Some(pages) = call.pages {
-            let unit = costs.unit_of(pages.size);
-            let room = pages.columns.saturating_mul(pages.size);
-            if room / unit >= costs.max_page_units {
-                let limit = format!("less than {} with {} rows a page", costs.max_page_units * unit, pages.size);
-                return argument("block_table", format!("room for {room} keys a sequence"), limit);
-            }
-        }
-        Ok(Self { call })
+/// Refuses a call that kernels of a cache alone could serve, by the name of the option that they lack.
+pub(super) fn check(call: &Forward, planning: &Planning) -> Result<()> {
+    let (shape, costs) = (&call.shape, &planning.split_kv);
+    let used = shape.options.of_a_cache().into_iter().find(|(_, is_used)| *is_used);
+    let name = used.map_or("head_dim_v", |(name, _)| name);
+    let remedy = format!("a kernel with {name} cannot honour it: leave one of them out");
+    refuse(&shape.options.of_whole_sequences(), &remedy)?;
+    let remedy = format!("wanted with packed rows and {name}: pass the number of keys of each sequence");
+    refuse(&[("seqlens_k", shape.is_packed() && call.lengths == 0)], &remedy)?;
+    if shape.options.appended != 0 || shape.options.lines != 0 {
+        let packed_keys = shape.is_packed() && call.pages.is_none();
+        refuse(&[("cu_seqlens_k", packed_keys)], "packed keys are no cache: leave out cache_lines and appended")?;
     }
+    if let Some(pages) = call.pages {
+        let unit = costs.unit_of(pages.size);
+        let room = pages.columns.saturating_mul(pages.size);
+        if room / unit >= costs.max_page_units {
+            let limit = format!("less than {} with {} rows a page", costs.max_page_units * unit, pages.size);
+            return argument("block_table", format!("room for {room} keys a sequence"), limit);
+        }
+    }
+    Ok(())
 }
 
 /// Whether one tile of `decode` can hold all queries that share a key head.
@@ -173,12 +155,11 @@ fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(St
 
 /// Plans a call over a cache.
 pub(super) fn plan(
-    cache: &Cache<'_>,
+    call: &Forward,
     kernels: &dyn Catalogue,
     device: Device,
     memory: &mut dyn Memory,
 ) -> Result<Vec<Step>> {
-    let call = cache.call;
     let (shape, options) = (&call.shape, &call.shape.options);
     let planning = kernels.planning();
     let (flags, costs) = (&planning.flags, &planning.split_kv);
