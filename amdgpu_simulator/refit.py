@@ -127,7 +127,7 @@ def lines(path: Path, *, merge: bool, player: Callable[[str], Player] = Player) 
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         target, device, _ = report["machine"]["target"], report["machine"]["device"], report["firstlight"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is no report of `python -m flash_attn.firstlight`: {error!r}") from None
     ghz, rows = fit(report, player(target))
     yield f"{device} ({target}), {ghz:.2f} GHz by its vector instructions"

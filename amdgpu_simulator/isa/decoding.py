@@ -146,7 +146,11 @@ class _Decoder:
         return self._vector_decoders
 
     def _branch(self, instruction: Instruction) -> Step:
-        goal = self._kernel.labels[instruction.operands[-1]]
+        goal = self._kernel.labels.get(label := instruction.operands[-1])
+        if goal is None:
+            raise ValueError(
+                f"{instruction.text}: the text has no label {label}: write a local label such as 1f as .L1"
+            )
         condition = instruction.mnemonic.removeprefix("s_cbranch_")
 
         def execute(wave: Wave) -> None:

@@ -47,3 +47,6 @@ def test_executed_forms_are_distinguished(
     assert total.startswith("1 kernels, ")
     with pytest.raises(SystemExit, match="neither an assembly text"):
         command.main(["coverage", str(tmp_path / "forms")])
+    text.write_text(KERNEL.format(target="gfx942", code="\ts_branch 1f\n1:"), encoding="utf-8")
+    with pytest.raises(SystemExit, match="s_branch 1f: the text has no label 1f"):
+        command.main(["coverage", str(text)])

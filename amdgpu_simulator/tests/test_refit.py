@@ -73,8 +73,9 @@ def test_the_latencies_of_a_report_are_merged(tmp_path: Path, monkeypatch: pytes
         monkeypatch.undo()
         table.measured.cache_clear()
     path.write_text('{"probes": []}')
-    with pytest.raises(ValueError, match=r"is no report of `python -m flash_attn\.firstlight`"):
-        list(refit.lines(path, merge=False))
+    for bad in (path, tmp_path / "missing.json"):
+        with pytest.raises(ValueError, match=r"is no report of `python -m flash_attn\.firstlight`"):
+            list(refit.lines(bad, merge=False))
 
 
 @pytest.mark.long
