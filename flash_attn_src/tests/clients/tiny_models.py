@@ -42,7 +42,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": {"hidden_size": 384},  # heads of 96 numbers
     "olmo2": {},
     "starcoder2": WINDOW,
-    "gpt_neox": {"hidden_size": 128, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    "gpt_neox": {
+        "num_key_value_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    },
     "falcon": {"multi_query": True, "parallel_attn": True},
     "bloom": {},  # ALiBi
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, **EXPERTS},
@@ -79,7 +82,10 @@ def written(name: str, folder: Path, has_fp8_cache: bool = False, repeats: bool 
 
     AttentionInterface.register("fp8_cache", _attention_with_fp8_keys)
     AttentionMaskInterface.register("fp8_cache", eager_mask)
-    config = AutoConfig.for_model(name, **{**COMMON, **MODELS[name]})
+    values = {**COMMON, **MODELS[name]}
+    if name == "falcon":
+        del values["head_dim"]  # follows from the others
+    config = AutoConfig.for_model(name, **values)
     torch.manual_seed(0)
     made = AutoModelForCausalLM.from_config(config).bfloat16()
     for weights_name, weights in made.named_parameters():
