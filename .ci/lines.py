@@ -35,21 +35,21 @@ def part(path: str) -> str:
 
 def size() -> Counter[str]:
     """The lines of the tracked files, by part."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in git("ls-files", "-z").split("\0"):
         if part(path) and Path(path).is_file():
-            found[part(path)] += Path(path).read_bytes().count(b"\n")
-    return found
+            counts[part(path)] += Path(path).read_bytes().count(b"\n")
+    return counts
 
 
 def balance(base: str) -> dict[str, tuple[int, int]]:
     """Part -> (lines added, lines removed) since the commit at which the change left the base."""
-    found = {"product": (0, 0), "tests": (0, 0)}
+    changes = {"product": (0, 0), "tests": (0, 0)}
     for line in git("diff", "--numstat", "--no-renames", f"{base}...HEAD").splitlines():
         added, removed, path = line.split("\t")
         if (of := part(path)) and added != "-":
-            found[of] = (found[of][0] + int(added), found[of][1] + int(removed))
-    return found
+            changes[of] = (changes[of][0] + int(added), changes[of][1] + int(removed))
+    return changes
 
 
 def main(base: str) -> int:
@@ -57,10 +57,10 @@ def main(base: str) -> int:
     has_base = subprocess.run(["git", "rev-parse", "--quiet", "--verify", f"{base}^{{commit}}"], capture_output=True)
     for name, (added, removed) in balance(base).items() if has_base.returncode == 0 else ():
         print(f"lines: {name} +{added} -{removed}, {added - removed:+d} since {base}")
-    lines, found = size(), _BUDGET.search(Path("pyproject.toml").read_text(encoding="utf-8"))
-    if found is None:
+    lines, match = size(), _BUDGET.search(Path("pyproject.toml").read_text(encoding="utf-8"))
+    if match is None:
         sys.exit("error: pyproject.toml has no budget\nAdd [tool.lines] with a line such as: budget = 80_000")
-    budget = int(found[1])
+    budget = int(match[1])
     print(f"lines: product {lines['product']} of {budget}, tests {lines['tests']}")
     if lines["product"] > budget:
         print(

@@ -23,12 +23,12 @@ def counts(one: package.CodeObject) -> dict[str, int]:
 
 def read(one: package.CodeObject) -> instructions.Kernel:
     """The instructions of a code object. Raises the errors of `counts`, except ValueError."""
-    found = disassembly.kernel(assembly_kernels.image(one.target, one.kernel), target=one.target)
+    kernel = disassembly.kernel(assembly_kernels.image(one.target, one.kernel), target=one.target)
     labels: dict[int, list[str]] = {}
-    for label, index in found.labels.items():
+    for label, index in kernel.labels.items():
         labels.setdefault(index, []).append(f"{label}:")
     lines = []
-    for index, parts in enumerate(found.instructions):
+    for index, parts in enumerate(kernel.instructions):
         text = " :: ".join(part.text for part in parts)
         lines += [*labels.get(index, ()), re.sub(r"<([^>]+)>", r"\1", text)]
     return instructions.kernel(one.kernel, list(enumerate(lines)), {})
@@ -40,14 +40,14 @@ def table() -> Iterator[str]:
     Raises ValueError for a hazard that no habit explains, and for counts that differ from the data file.
     """
     totals: dict[str, Counter[str]] = {}
-    for one in package.load().objects:
-        places = counts(one)
-        yield f"{one.target} {one.kernel:36} {_written(places)}"
-        if places != one.places:
+    for code in package.load().objects:
+        places = counts(code)
+        yield f"{code.target} {code.kernel:36} {_written(places)}"
+        if places != code.places:
             raise ValueError(
-                f"{one.kernel} of {one.target}: {package.DATA_FILE.name} has places {_written(one.places)}"
+                f"{code.kernel} of {code.target}: {package.DATA_FILE.name} has places {_written(code.places)}"
             )
-        totals.setdefault(one.target, Counter()).update(places)
+        totals.setdefault(code.target, Counter()).update(places)
     for target, places in totals.items():
         yield f"{target} {'all':36} {_written(places)}"
 

@@ -30,7 +30,7 @@ def relies_on_step(target: str, name: str) -> bool:
 
 def image(target: str, name: str) -> bytes:
     """The code object of a kernel. Raises MissingTool if pip cannot fetch the package."""
-    (place,) = (one.place for one in package.load().objects if (one.target, one.kernel) == (target, name))
+    (place,) = (code.place for code in package.load().objects if (code.target, code.kernel) == (target, name))
     return (package.directory(CACHE) / place).read_bytes()
 
 

@@ -110,16 +110,16 @@ def whole(point: Point) -> Whole:
     needs. Work groups begin in the order of Composable Kernel's grid: the heads of a tile, the tiles of a batch entry,
     then the next batch entry.
     """
-    workload, found = _line(point.kernel)
+    workload, fit = _line(point.kernel)
     units, rates = _UNITS[workload.target], cost.rates(workload.target)
     lengths = workload.programs(point.seqlen, point.causal)
-    free = [0.0] * (units * found.groups)
+    free = [0.0] * (units * fit.groups)
     # A work group shares its compute unit with others, so it takes as many times longer.
-    times = [found.at(length)[0] * found.groups for length in lengths for _ in range(point.heads)]
+    times = [fit.at(length)[0] * fit.groups for length in lengths for _ in range(point.heads)]
     for taken in times * point.batch:
         heapq.heapreplace(free, free[0] + taken)
     heads = point.batch * point.heads
-    matrix = heads * sum(found.at(length)[1] for length in lengths)
+    matrix = heads * sum(fit.at(length)[1] for length in lengths)
     operations = heads * point.seqlen**2 * workload.operations / (2 if point.causal else 1)
     cycles = max(free) * units
     return Whole(busy=matrix / cycles, useful=operations / (rates.by_16 * rates.simds) / cycles)
@@ -131,9 +131,9 @@ def report() -> Iterator[str]:
     yield "|-|-|-|-|-|"
     errors = []
     for point in COUNTERS:
-        found = 100 * whole(point).busy
-        errors.append(found / point.figure - 1)
-        yield f"| {point.kernel} | {point.seqlen} | {point.figure} | {found:.1f} | {100 * errors[-1]:+.0f} % |"
+        percent = 100 * whole(point).busy
+        errors.append(percent / point.figure - 1)
+        yield f"| {point.kernel} | {point.seqlen} | {point.figure} | {percent:.1f} | {100 * errors[-1]:+.0f} % |"
     yield ""
     yield f"Mean of the absolute errors: {100 * sum(map(abs, errors)) / len(errors):.1f} %."
     for order in dict.fromkeys(point.order for point in ORDERS):

@@ -67,14 +67,14 @@ def _row(asked: Comparison, op: str, head_dim: int, dtype: str, causal: bool) ->
     length = f" {asked.keys} keys" if asked.keys else f" {_KEYS} keys" if causal else ""
     name = f"{op} {dtype} d{head_dim} {'causal' if causal else 'full'}{length}"
     own = sum(cycles(_own(asked.target, kernel, dtype, head_dim, causal), asked.keys, causal) for kernel in _OWN[op])
-    found: list[tuple[float, str]] = []
+    timings: list[tuple[float, str]] = []
     reasons: list[str] = []
     for python in asked.pythons:
         with _noting(reasons):
-            found.append(_peer(asked, op, head_dim, dtype, causal, python))
-    if not found:
+            timings.append(_peer(asked, op, head_dim, dtype, causal, python))
+    if not timings:
         return f"| {name} | {own:.0f} | {'; '.join(reasons)} | | | | |"
-    theirs, release = min(found)
+    theirs, release = min(timings)
     ratio, error = theirs / own, accuracy.error(asked.target)
     verdict = accuracy.judge(ratio, asked.target)
     return f"| {name} | {own:.0f} | {theirs:.0f} | {release} | {ratio:.2f} | {100 * error:.0f} % | {verdict} |"
@@ -113,11 +113,11 @@ def cycles(workload: Workload, keys: int | None, causal: bool) -> float:
     if keys is not None and keys < workload.lengths[0] and not causal:
         groups = measure.resident(workload.target, workload.entry)
         return measure.play(workload, keys, groups)[0] * scale * measure.KEYS / keys
-    found = measure.line(workload)
+    line = measure.line(workload)
     if causal:
         length = keys or _KEYS
-        total = sum(found.at(seen)[0] for seen in workload.programs(length, True))
+        total = sum(line.at(seen)[0] for seen in workload.programs(length, True))
         return total * measure.ROWS * measure.KEYS / (length * length / 2)
     if keys is None:
-        return (found.at(measure.KEYS)[0] - found.at(0)[0]) * scale
-    return found.at(keys)[0] * scale * measure.KEYS / keys
+        return (line.at(measure.KEYS)[0] - line.at(0)[0]) * scale
+    return line.at(keys)[0] * scale * measure.KEYS / keys

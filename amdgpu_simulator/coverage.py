@@ -44,10 +44,10 @@ def table(paths: Iterable[Path], executed: Path | None) -> Iterator[str]:
             state = "refused" if part.text in refused else "executed" if name in known else "never"
             forms.setdefault((part.mnemonic, state), Counter())[name] += 1
     yield f"{'mnemonic':32} state     forms  instructions  most frequent form"
-    for (mnemonic, state), found in sorted(forms.items()):
-        yield f"{mnemonic:32} {state:8} {len(found):6} {found.total():13}  {found.most_common(1)[0][0]}"
+    for (mnemonic, state), tally in sorted(forms.items()):
+        yield f"{mnemonic:32} {state:8} {len(tally):6} {tally.total():13}  {tally.most_common(1)[0][0]}"
     totals = Counter[str]()
-    for (_, state), found in forms.items():
-        totals[state] += len(found)
+    for (_, state), tally in forms.items():
+        totals[state] += len(tally)
     counts = ", ".join(f"{totals[state]} {state}" for state in ("executed", "refused", "never"))
     yield f"{read} kernels, {totals.total()} forms: {counts}"

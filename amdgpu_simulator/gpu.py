@@ -235,20 +235,20 @@ def _kept(name: str, made_of: str, make: Callable[[], str]) -> str:
 
 def run(target: str, launches: Sequence[Launch], tensors: device.Tensors, *, backwards: bool = False) -> None:
     """Runs launches of AMD's kernels one after another, on the CPU memory of the tensors."""
-    for one in launches:
-        if one.kernel.startswith("asm-"):
-            assembly_kernels.run(target, one.kernel, one.grid, one.argument, ranges(tensors))
+    for launch in launches:
+        if launch.kernel.startswith("asm-"):
+            assembly_kernels.run(target, launch.kernel, launch.grid, launch.argument, ranges(tensors))
             continue
-        program, threads = _composable(target, one.kernel)
+        program, threads = _composable(target, launch.kernel)
         if packets.running():
-            loaded = _through_hip(target, one.kernel)
-            loaded.launch(one.grid, (one.argument,), ranges(tensors), backwards=backwards)
+            loaded = _through_hip(target, launch.kernel)
+            loaded.launch(launch.grid, (launch.argument,), ranges(tensors), backwards=backwards)
         else:
-            machine.launch(program, one.grid, threads, one.argument, ranges(tensors), backwards=backwards)
+            machine.launch(program, launch.grid, threads, launch.argument, ranges(tensors), backwards=backwards)
 
 
 def _instance(name: str) -> ck_instances.Instance:
-    (instance,) = (one for _, unit in ck_instances.units(name) for one in unit if one.name == name)
+    (instance,) = (entry for _, unit in ck_instances.units(name) for entry in unit if entry.name == name)
     return instance
 
 
@@ -278,7 +278,7 @@ def composable(target: str, name: str, rounding: int | None = None) -> tuple[str
     instance = _instance(name)
     defines: tuple[str, ...] = ck_compiler.DEFINES
     if rounding is not None:
-        defines = tuple(f"{_ROUNDING}{rounding}" if one.startswith(_ROUNDING) else one for one in defines)
+        defines = tuple(f"{_ROUNDING}{rounding}" if define.startswith(_ROUNDING) else define for define in defines)
     made_of = (
         ck_compiler.source([instance]),
         ck_compiler.FLAGS + defines,

@@ -79,8 +79,8 @@ class _Driver:
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         return partial(self._launch, source, metadata)
 
-    def _launch(self, source: Any, metadata: Any, *given: Any) -> None:
-        x, y, z, _stream, program, _packed, _metadata, _enter, _exit, *arguments = given
+    def _launch(self, source: Any, metadata: Any, *values: Any) -> None:
+        x, y, z, _stream, program, _packed, _metadata, _enter, _exit, *arguments = values
         content, ranges = bytearray(program.kernel.descriptor["kernarg_size"]), []
         places = iter(program.kernel.arguments)
         for (name, type_), value in zip(source.signature.items(), arguments, strict=True):

@@ -73,29 +73,29 @@ def line(workload: Workload, latencies: Latencies | None = None) -> Line:
 
 def measure(workload: Workload, latencies: Latencies | None = None) -> Taken:
     """The cycles and resources of a kernel. Raises CompileFailed."""
-    found = line(workload, latencies)
-    start, end = found.at(0), found.at(KEYS)
+    fit = line(workload, latencies)
+    start, end = fit.at(0), fit.at(KEYS)
     scale = ROWS / workload.rows
     played, matrix, vector, shared, memory = ((more - less) * scale for less, more in zip(start, end, strict=True))
     resources = workload.entry["resources"]
     return Taken(
         played, matrix, vector, shared, memory,
-        resources["vgprs"], resources["vgpr_spills"], bytes_shared(workload.entry), found.groups,
+        resources["vgprs"], resources["vgpr_spills"], bytes_shared(workload.entry), fit.groups,
     )  # fmt: skip
 
 
 def play(workload: Workload, length: int, groups: int, latencies: Latencies | None = None) -> tuple[float, ...]:
     """Cycles of one work group for a length: in total, then of each unit, as in `Taken`."""
     record = workload.run(length)
-    found, rates = record.groups, cost.rates(workload.target)
+    traces, rates = record.groups, cost.rates(workload.target)
     if rates.rdna:
-        played = steady(found[0], groups, workload.target, latencies) * rates.units
+        played = steady(traces[0], groups, workload.target, latencies) * rates.units
     else:
         starts = _APART if groups > 1 else _APART[:1]
-        ends = [timeline.play(found[0], groups, workload.target, latencies, apart=apart) for apart in starts]
+        ends = [timeline.play(traces[0], groups, workload.target, latencies, apart=apart) for apart in starts]
         played = sum(ends) / len(ends) / groups * rates.units
     busy = (record.cycles[unit] / (rates.simds if unit in (cost.MATRIX, cost.VECTOR) else 1) for unit in cost.UNITS)
-    return played, *(cycles / len(found) for cycles in busy)
+    return played, *(cycles / len(traces) for cycles in busy)
 
 
 def steady(
@@ -148,11 +148,11 @@ def table(workloads: Mapping[str, Callable[[], Workload]], latencies: Latencies 
 
 def _row(make: Callable[[], Workload], latencies: Latencies | None) -> str:
     try:
-        found = measure(make(), latencies)
+        usage = measure(make(), latencies)
     except CompileFailed as error:
         return f" {str(error).splitlines()[0]}"
-    busy = "".join(f"{number:8.0f}" for number in found[1 : 1 + len(cost.UNITS)])
+    busy = "".join(f"{number:8.0f}" for number in usage[1 : 1 + len(cost.UNITS)])
     return (
-        f"{found.cycles:8.0f}{100 * found.utilisation:8.0f}{busy}  {found.registers:9}"
-        f"  {found.spills:6}  {found.shared_bytes / 1024:7.0f}  {found.groups:6}"
+        f"{usage.cycles:8.0f}{100 * usage.utilisation:8.0f}{busy}  {usage.registers:9}"
+        f"  {usage.spills:6}  {usage.shared_bytes / 1024:7.0f}  {usage.groups:6}"
     )

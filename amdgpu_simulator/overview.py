@@ -33,8 +33,8 @@ def kernels(target: str, source: str, op: str, dtype: str, head_dim: int) -> tup
     if source == TRITON:
         return tuple(f"{name}-{dtype}-d{head_dim}" for name in (("fwd",) if op == "fwd" else ("bwd-dq", "bwd-dkdv")))
     if source == ASM:
-        found = assembly_table.find(target, op, dtype, head_dim, PLAIN, False, _COMPUTE_UNITS)
-        return () if found is None else (found.name,)
+        kernel = assembly_table.find(target, op, dtype, head_dim, PLAIN, False, _COMPUTE_UNITS)
+        return () if kernel is None else (kernel.name,)
     if not has_kernels(versions.load(), target, "ck"):
         return ()
     if op == "bwd":
@@ -63,8 +63,8 @@ def table(target: str, dims: Sequence[int] = DIMS, dtypes: Sequence[str] = DTYPE
                 for source in (ASM, CK, TRITON):
                     names = kernels(target, source, op, dtype, head_dim)
                     cells[source] = _cell([taken(target, source, name) for name in names])
-                wanted = choice.find(target, op, dtype, head_dim, PLAIN, _TOKENS).sources
-                first = next(source for source in wanted if cells[source])
+                sources = choice.find(target, op, dtype, head_dim, PLAIN, _TOKENS).sources
+                first = next(source for source in sources if cells[source])
                 yield f"| {op} {dtype} d{head_dim} | {cells[ASM]} | {cells[CK]} | {cells[TRITON]} | {first} |"
 
 

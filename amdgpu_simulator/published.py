@@ -65,17 +65,17 @@ def table(directory: Path, names: Sequence[str] = ()) -> Iterator[str]:
     missing = []
     for row in _rows(names):
         try:
-            found = compare(row, directory)
+            points = compare(row, directory)
         except FileNotFoundError:
             missing.append(row["name"])
             continue
-        for one in found:
-            shape = ", ".join(map(str, one.figure[:3]))
+        for point in points:
+            shape = ", ".join(map(str, point.figure[:3]))
             yield (
-                f"| {one.kernel} | {shape} | {one.figure.speed} | {one.clock:.3g} | {100 * one.error:+.0f} "
-                f"| {'fit' if one.fit else 'held out'} |"
+                f"| {point.kernel} | {shape} | {point.figure.speed} | {point.clock:.3g} | {100 * point.error:+.0f} "
+                f"| {'fit' if point.fit else 'held out'} |"
             )
-        everything += found
+        everything += points
     if not everything:
         raise ValueError(f"{directory} has none of the files of published.toml, such as {_rows(names)[0]['file']}")
     yield ""
@@ -89,12 +89,12 @@ def summary(compared: Sequence[Compared]) -> Iterator[str]:
     """The lines of a table: errors and ranks by family, apart for kernels that were fitted and held out."""
     yield "| family | figures | median error, % | worst, % | pairs ranked as on the GPU |"
     yield "|-|-|-|-|-|"
-    for family in (*dict.fromkeys(one.family for one in compared), ""):
+    for family in (*dict.fromkeys(point.family for point in compared), ""):
         for fit in (True, False):
-            chosen = [one for one in compared if one.fit == fit and family in ("", one.family)]
+            chosen = [point for point in compared if point.fit == fit and family in ("", point.family)]
             if chosen:
-                errors = [abs(one.error) for one in chosen]
-                right, pairs = ranks([one for one in compared if family in ("", one.family)], fit=fit)
+                errors = [abs(point.error) for point in chosen]
+                right, pairs = ranks([point for point in compared if family in ("", point.family)], fit=fit)
                 name = f"{family or 'all'}, {'fit' if fit else 'held out'}"
                 yield (
                     f"| {name} | {len(chosen)} | {100 * statistics.median(errors):.0f} | {100 * max(errors):.0f} "
@@ -108,12 +108,12 @@ def ranks(compared: Sequence[Compared], *, fit: bool) -> tuple[int, int]:
     fit: pairs whose figures were both fitted, or the other ones.
     """
     right = pairs = 0
-    for one, other in combinations(compared, 2):
-        if (one.family, one.target, one.figure[:3]) != (other.family, other.target, other.figure[:3]):
+    for point, other in combinations(compared, 2):
+        if (point.family, point.target, point.figure[:3]) != (other.family, other.target, other.figure[:3]):
             continue
-        if (one.fit and other.fit) != fit:
+        if (point.fit and other.fit) != fit:
             continue
-        slow, fast = sorted((one, other), key=lambda each: each.figure.speed)
+        slow, fast = sorted((point, other), key=lambda each: each.figure.speed)
         if fast.figure.speed > _APART * slow.figure.speed:
             pairs += 1
             right += fast.clock > slow.clock

@@ -62,10 +62,10 @@ def _text(row: dict[str, Any], directory: Path, length: int) -> str:
 
 
 def _resource(text: str, name: str) -> str:
-    found = re.search(rf"\.{name}:\s+(\d+)", text)
-    if found is None:
+    match = re.search(rf"\.{name}:\s+(\d+)", text)
+    if match is None:
         raise ValueError(f"an assembly text has no .{name}: compile the source to assembly with metadata")
-    return str(found[1])
+    return str(match[1])
 
 
 def _tensors(row: dict[str, Any], length: int) -> dict[str, Array]:
@@ -105,8 +105,8 @@ def _check(row: dict[str, Any], tensors: dict[str, Array]) -> None:
     if row.get("transposed"):
         v = v.T[:, None]
     scores = np.exp(q[: row["rows"], 0] @ k[:, 0].T * row["head_dim"] ** -0.5)
-    wanted = scores / scores.sum(axis=1, keepdims=True) @ v[:, 0]
-    if not np.abs(o[: row["rows"], 0] - wanted).max() < 0.01:
+    expected = scores / scores.sum(axis=1, keepdims=True) @ v[:, 0]
+    if not np.abs(o[: row["rows"], 0] - expected).max() < 0.01:
         raise ValueError(f"{row['name']}: the result of its text is wrong: is it the kernel that published.toml means?")
 
 

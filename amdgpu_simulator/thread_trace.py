@@ -56,14 +56,14 @@ def files(directory: Path) -> list[Path]:
     """The traces below a directory. Raises ValueError if it has none, or one of a target that the simulator does not
     know.
     """
-    found = sorted(directory.rglob("gfx*/*.pkl"))
-    if not found:
+    paths = sorted(directory.rglob("gfx*/*.pkl"))
+    if not paths:
         raise ValueError(
             f"{directory} has no thread traces (gfx1100/*.pkl): copy extra/sqtt/examples of tinygrad's repository there"
         )
-    for path in found:
+    for path in paths:
         targets.get(path.parent.name)
-    return found
+    return paths
 
 
 def waves(path: Path) -> Iterator[list[list[Issue]]]:

@@ -39,10 +39,10 @@ def code_of(image: bytes, symbol: str) -> bytes:
     text, symbols = elf.get_section_by_name(".text"), elf.get_section_by_name(".dynsym")
     assert text is not None
     assert isinstance(symbols, SymbolTableSection)
-    (found,) = (one for one in symbols.iter_symbols() if one.name == symbol)
-    start = found["st_value"] - text["sh_addr"]
+    (entry,) = (candidate for candidate in symbols.iter_symbols() if candidate.name == symbol)
+    start = entry["st_value"] - text["sh_addr"]
     # The symbols of AMD's assembly kernels have no size: one kernel is all of the code.
-    return bytes(text.data()[start : start + (found["st_size"] or text["sh_size"])])
+    return bytes(text.data()[start : start + (entry["st_size"] or text["sh_size"])])
 
 
 class Kernel:

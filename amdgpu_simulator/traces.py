@@ -178,46 +178,46 @@ def table(directory: Path) -> Iterator[str]:
     yield "|-|-|-|-|-|"
     for fact in (*FACTS, *CDNA_FACTS):
         for target, facts in seen.items():
-            if found := facts[fact.name]:
+            if tally := facts[fact.name]:
                 ours = clock(fact, target)
-                near = sum(count for cycles, count in found.items() if abs(cycles - ours) <= 1)
-                yield f"| {fact.name} | {target} | {_most(found)} | {ours:.0f} | {near} of {found.total()} |"
+                near = sum(count for cycles, count in tally.items() if abs(cycles - ours) <= 1)
+                yield f"| {fact.name} | {target} | {_most(tally)} | {ours:.0f} | {near} of {tally.total()} |"
     if silent:
         yield ""
         yield f"No instruction of a traced wave is in {', '.join(silent)}."
 
 
-def _most(found: Counter[int]) -> str:
+def _most(tally: Counter[int]) -> str:
     """The most frequent numbers of cycles, and how often they occur."""
-    return ", ".join(f"{cycles} ({count})" for cycles, count in found.most_common(3))
+    return ", ".join(f"{cycles} ({count})" for cycles, count in tally.most_common(3))
 
 
 def gaps(fact: Fact, waves: Sequence[Sequence[Issue]]) -> list[int]:
     """The cycles between the instructions of each pair of the waves of a SIMD."""
     if fact.pair == "barrier":
         return _after_barriers(fact, waves)
-    found = []
+    distances = []
     for wave in waves:
         writer: dict[int, Issue] = {}
         for index, second in enumerate(wave):
             if first := _first(fact, wave, index, writer):
-                found.append(second.time - first.time)
+                distances.append(second.time - first.time)
             writer.update(dict.fromkeys(second.writes, second))
-    return [cycles for cycles in found if cycles >= fact.at_least]
+    return [cycles for cycles in distances if cycles >= fact.at_least]
 
 
 def _of_kinds(fact: Fact, wave: Sequence[tuple[int, str]]) -> list[int]:
     """The cycles of a fact about kinds. A stretch of one access of LDS is a write, of four the loads of a product."""
     kinds = [kind for _, kind in wave]
-    found = []
+    cycles = []
     for start, kind in enumerate(kinds):
         if kind != fact.first or (start and kinds[start - 1] == fact.first):
             continue
         end = next((at for at in range(start, len(kinds)) if kinds[at] != fact.first), len(kinds))
         use = next((at for at in range(end, len(kinds)) if kinds[at] == fact.second or not fact.second), None)
         if use is not None and end - start == (4 if fact.pair == "needs" else 1):
-            found.append(wave[use][0] - wave[start][0])
-    return found
+            cycles.append(wave[use][0] - wave[start][0])
+    return cycles
 
 
 def _first(fact: Fact, wave: Sequence[Issue], index: int, writer: dict[int, Issue]) -> Issue | None:
@@ -226,7 +226,7 @@ def _first(fact: Fact, wave: Sequence[Issue], index: int, writer: dict[int, Issu
     if not re.match(fact.second, second.name):
         return None
     if fact.pair == "needs":
-        first = max((writer[row] for row in second.reads if row in writer), key=lambda one: one.time, default=None)
+        first = max((writer[row] for row in second.reads if row in writer), key=lambda issue: issue.time, default=None)
     else:
         first = previous
         if first and fact.pair == "next" and first.writes & second.reads and "v_cmpx" not in fact.first:
@@ -239,7 +239,7 @@ def _first(fact: Fact, wave: Sequence[Issue], index: int, writer: dict[int, Issu
 def _after_barriers(fact: Fact, waves: Sequence[Sequence[Issue]]) -> list[int]:
     """From the last arrival at the n-th barrier of the SIMD's waves to the first instruction after it."""
     crossings = [
-        [(one.time, after.time) for one, after in pairwise(wave) if re.match(fact.first, one.name)] for wave in waves
+        [(wait.time, after.time) for wait, after in pairwise(wave) if re.match(fact.first, wait.name)] for wave in waves
     ]
     return [
         min(after for _, after in crossing) - max(time for time, _ in crossing)

@@ -60,11 +60,11 @@ class StoredGpu(gpu.SimulatedGpu):
         return any(entry["params"].startswith("B") for entry in self._store.kernels.values())
 
     def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:
-        for one in launches:
-            self.launched.append(one.kernel)
-            in_step = assembly_kernels.relies_on_step(self.target, one.kernel)
-            loaded = self._loaded(one.kernel)
-            loaded.launch(one.grid, (one.argument,), gpu.ranges(tensors), in_step=in_step)
+        for launch in launches:
+            self.launched.append(launch.kernel)
+            in_step = assembly_kernels.relies_on_step(self.target, launch.kernel)
+            loaded = self._loaded(launch.kernel)
+            loaded.launch(launch.grid, (launch.argument,), gpu.ranges(tensors), in_step=in_step)
 
     def _code(self, target: str, variant: Variant, config: Config | None) -> gpu.Found:  # noqa: ARG002
         image, entry = self._store.image(variant.name), self._store.kernels[variant.name]
@@ -90,12 +90,12 @@ def check(store: Path, *, all_sources: bool) -> str:
     shapes = ((1, 40, 2, 64), (1, 70, 1, 64), (1, 70, 1, 64), (1, 40, 2, 64))
     q, k, v, dout = (torch.randn(shape) for shape in shapes)
     with device.using(pretended), backends.using(backend):
-        found = _results(_call, q, k, v, dout, torch.bfloat16)
+        results = _results(_call, q, k, v, dout, torch.bfloat16)
     exact, rough = (_results(_formula, q, k, v, dout, dtype) for dtype in (torch.float32, torch.bfloat16))
     shares = []
-    for name, one, right, near in zip(("out", "dq", "dk", "dv"), found, exact, rough, strict=True):
+    for name, result, right, near in zip(("out", "dq", "dk", "dv"), results, exact, rough, strict=True):
         allowed = 2 * (near - right).abs().max().item() + _TINY
-        shares.append((one - right).abs().max().item() / allowed)
+        shares.append((result - right).abs().max().item() / allowed)
         if not shares[-1] <= 1:
             raise ValueError(f"{name} has {shares[-1]:.2f} times the allowed error: {', '.join(pretended.launched)}")
     return f"{max(shares):.2f} of the allowed error: {', '.join(dict.fromkeys(pretended.launched))}"
@@ -136,7 +136,7 @@ def run(wheel: Path, releases: Sequence[str], gpus: Sequence[str] = GPUS) -> boo
         stores = {path.stem: path for path in Path(directory, "flash_attn", "_kernels").glob("*.zip")}
         for release, name in itertools.product(releases, gpus):
             since = versions.load().targets[name].backends["triton"]
-            target = next((one for one in serving_targets(name, release) if one in stores), None)
+            target = next((target for target in serving_targets(name, release) if target in stores), None)
             if target is None or version_key(release) < version_key(since):
                 why = f"knows it from {since} on" if target else "finds no kernels for it in the wheel"
                 print(f"{name}: HIP {release} {why}", flush=True)

@@ -56,15 +56,15 @@ def sdpa(backend: SDPBackend) -> Attention:
 
 
 def implementations(peer: str | None) -> dict[str, Attention]:
-    found: dict[str, Attention] = {
+    calls: dict[str, Attention] = {
         "ours": ours,
         "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
     }
     if peer is not None:
         other = importlib.import_module(peer).flash_attn_func
-        found[peer] = lambda q, k, v, causal: other(q, k, v, causal=causal)
-    return found
+        calls[peer] = lambda q, k, v, causal: other(q, k, v, causal=causal)
+    return calls
 
 
 def measure(shape: Shape, dtype: torch.dtype, peers: dict[str, Attention], rounds: int) -> dict[str, dict[str, Any]]:
@@ -124,12 +124,12 @@ def main() -> None:
     print("".join(f"{title:>22}" for title in ("batch heads seqlen dim", "", *peers)))
     rows = []
     for shape in SHAPES:
-        found = measure(shape, getattr(torch, arguments.dtype), peers, arguments.rounds)
-        rows.append({**shape._asdict(), "results": found})
-        best = found["ours"]
+        results = measure(shape, getattr(torch, arguments.dtype), peers, arguments.rounds)
+        rows.append({**shape._asdict(), "results": results})
+        best = results["ours"]
         cells = [f"{shape.batch} {shape.heads} {shape.seqlen} {shape.head_dim}", "causal" if shape.causal else "full"]
         for name in peers:
-            result = found[name]
+            result = results[name]
             if "why" in result:
                 cells.append("cannot run")
                 continue

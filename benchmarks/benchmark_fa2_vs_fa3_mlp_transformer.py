@@ -147,12 +147,12 @@ def measure(workers: Sequence[Worker], config: dict[str, Any]) -> dict[str, dict
         steps = config["timed"] * (number + 1) // rounds - config["timed"] * number // rounds
         for worker in workers if number % 2 == 0 else reversed(workers):
             try:
-                found = worker.run(steps)
+                metrics = worker.run(steps)
             except CannotRun as error:
                 raise SystemExit(f"error: {TITLES[worker.backend]} stopped in round {number + 1}: {error}") from None
             kept = raw[worker.backend]
-            kept["step_ms"].append(found.pop("step_ms"))
-            kept.update(found)
+            kept["step_ms"].append(metrics.pop("step_ms"))
+            kept.update(metrics)
             say(
                 f"round {number + 1} of {rounds}, {TITLES[worker.backend]}: "
                 f"{statistics.median(kept['step_ms'][-1]):.2f} ms, loss {kept['loss']:.4f}"
@@ -162,10 +162,10 @@ def measure(workers: Sequence[Worker], config: dict[str, Any]) -> dict[str, dict
 
 def summarize(raw: dict[str, dict[str, Any]], config: dict[str, Any]) -> dict[str, Any]:
     """Medians, rates, spread; the second backend against the first."""
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for backend, metrics in raw.items():
         low, middle, high = measuring.quartiles([ms for each in metrics["step_ms"] for ms in each])
-        found[backend] = {
+        summary[backend] = {
             "backend_symbol": metrics["symbol"],
             "median_step_ms": middle,
             "quartiles_step_ms": [low, high],
@@ -175,19 +175,19 @@ def summarize(raw: dict[str, dict[str, Any]], config: dict[str, Any]) -> dict[st
             "peak_memory_mib": metrics["peak_memory_bytes"] / 2**20,
             "loss": metrics["loss"],
         }
-    base, other = found
-    ratios = [a / b for a, b in zip(found[base]["round_medians_ms"], found[other]["round_medians_ms"], strict=True)]
-    memory = [found[backend]["peak_memory_mib"] for backend in (base, other)]
-    found["comparison"] = {
+    base, other = summary
+    ratios = [a / b for a, b in zip(summary[base]["round_medians_ms"], summary[other]["round_medians_ms"], strict=True)]
+    memory = [summary[backend]["peak_memory_mib"] for backend in (base, other)]
+    summary["comparison"] = {
         "baseline": base,
         "contender": other,
-        "speed_up": found[base]["median_step_ms"] / found[other]["median_step_ms"],
+        "speed_up": summary[base]["median_step_ms"] / summary[other]["median_step_ms"],
         "speed_up_rounds": [min(ratios), max(ratios)],
         "memory_delta_mib": memory[1] - memory[0],
         "memory_delta_percent": 100 * (memory[1] / memory[0] - 1),
-        "loss_difference": found[other]["loss"] - found[base]["loss"],
+        "loss_difference": summary[other]["loss"] - summary[base]["loss"],
     }
-    return found
+    return summary
 
 
 def table(summary: dict[str, Any], why: dict[str, str]) -> str:
@@ -221,9 +221,9 @@ def table(summary: dict[str, Any], why: dict[str, str]) -> str:
 
 def resolve(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every setting of the run: those of the preset, and options over them. SystemExit if they do not fit."""
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
-    given.pop("output_json", None)
-    config = {**PRESETS[arguments.preset], **given}
+    settings = {name: value for name, value in vars(arguments).items() if value is not None}
+    settings.pop("output_json", None)
+    config = {**PRESETS[arguments.preset], **settings}
     for name in SIZES:
         if config[name] < (0 if name == "warmup" else 1):
             raise SystemExit(f"error: --{name.replace('_', '-')} {config[name]} is too small")
@@ -256,8 +256,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     config = resolve(arguments)
     device = torch.device(config["device"])
-    found = measuring.environment(device)
-    print(f"{found['device']} ({found['target']}), torch {found['torch']}, flash_attn {found['flash_attn']}")
+    machine = measuring.environment(device)
+    print(f"{machine['device']} ({machine['target']}), torch {machine['torch']}, flash_attn {machine['flash_attn']}")
     print(", ".join(f"{name} {value}" for name, value in config.items()), flush=True)
     if device.type == "cpu":
         say("on a CPU flash_attn is pure PyTorch: these figures say nothing about FA2 or FA3")
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{name} step ms": [ms for each in metrics["step_ms"] for ms in each] for name, metrics in ours.items()
         }
         samples |= {f"{name} peak MiB": [summary[name]["peak_memory_mib"]] for name in ours}
-        content = measuring.results("mlp_transformer", found, config, metrics=raw, summary=summary, samples=samples)
+        content = measuring.results("mlp_transformer", machine, config, metrics=raw, summary=summary, samples=samples)
         measuring.write(arguments.output_json, content)
 
 

@@ -96,7 +96,7 @@ def measure(seqlen: int, config: dict[str, Any]) -> dict[str, Any]:
     from measuring import milliseconds
 
     device = torch.device(config["device"])
-    found: dict[str, dict[str, Any]] = {name: {"ms": [], "mib": None} for name in NAMES}
+    figures: dict[str, dict[str, Any]] = {name: {"ms": [], "mib": None} for name in NAMES}
     outputs: dict[str, torch.Tensor] = {}
     bursts: dict[str, int] = {}
     made = calls(seqlen, config)
@@ -109,23 +109,23 @@ def measure(seqlen: int, config: dict[str, Any]) -> dict[str, Any]:
             before = torch.cuda.memory_allocated()
         outputs[name] = made[name]()
         if device.type == "cuda":
-            found[name]["mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+            figures[name]["mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
         bursts[name] = max(1, min(_MAX_BURST, int(_BURST_MS / max(milliseconds(made[name], 1, device), 1e-3))))
 
     def take_turn(name: str) -> None:
-        found[name]["ms"].append(milliseconds(made[name], bursts[name], device))
+        figures[name]["ms"].append(milliseconds(made[name], bursts[name], device))
 
     for work in (prepare, *[take_turn] * config["rounds"]):
         for name in NAMES:
-            if "why" not in found[name] and (why := why_not(lambda: work(name))):  # noqa: B023 - called at once
-                found[name] = {"why": why}
+            if "why" not in figures[name] and (why := why_not(lambda: work(name))):  # noqa: B023 - called at once
+                figures[name] = {"why": why}
                 outputs.pop(name, None)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
     difference = None
     if len(outputs) == len(NAMES):
         difference = float((outputs["flash"].float() - outputs["standard"].float()).abs().max())
-    return {"seqlen": seqlen, **found, "max_difference": difference}
+    return {"seqlen": seqlen, **figures, "max_difference": difference}
 
 
 def median(found: dict[str, Any]) -> float | None:
@@ -144,9 +144,9 @@ def cells(row: dict[str, Any]) -> list[str]:
     def shown(value: float | None, form: str) -> str:
         return "–" if value is None else form.format(value)
 
-    times = [found["why"] if "why" in found else f"{median(found):.3f}" for found in (row[name] for name in NAMES)]
+    times = [entry["why"] if "why" in entry else f"{median(entry):.3f}" for entry in (row[name] for name in NAMES)]
     memory = [shown(row[name].get("mib"), "{:.1f}") for name in NAMES]
-    saved = ratio(row, lambda found: found.get("mib"))
+    saved = ratio(row, lambda entry: entry.get("mib"))
     return [str(row["seqlen"]), *times, shown(ratio(row, median), "{:.2f}x"), *memory, shown(saved, "{:.1f}x"),
             shown(row["max_difference"], "{:.1e}")]  # fmt: skip
 
@@ -163,7 +163,7 @@ def plot(content: dict[str, Any], prefix: Path) -> list[Path]:
     figure, (times, speed, memory) = pyplot.subplots(1, 3, figsize=(13, 4.2))
     every = [row["seqlen"] for row in rows]
     for name, colour in zip(NAMES, plotting.COLOURS, strict=False):
-        for axes, value in ((times, median), (memory, lambda found: found.get("mib"))):
+        for axes, value in ((times, median), (memory, lambda entry: entry.get("mib"))):
             points = [(row["seqlen"], value(row[name])) for row in rows if value(row[name])]
             if points:
                 axes.plot(*zip(*points, strict=True), "o-", color=colour, label=f"{name} attention")
@@ -209,9 +209,9 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     import torch
     from measuring import environment, results
 
-    found = environment(torch.device(config["device"]))
+    host = environment(torch.device(config["device"]))
     passes = "forward and backward" if config["backward"] else "forward"
-    print(f"{found['device']} ({found['target']}), torch {found['torch']}, flash_attn {found['flash_attn']}, {passes}")
+    print(f"{host['device']} ({host['target']}), torch {host['torch']}, flash_attn {host['flash_attn']}, {passes}")
     print(", ".join(f"{name} {value}" for name, value in config.items() if name != "seqlens"))
     print(line(list(_COLUMNS)), flush=True)
     rows = []
@@ -221,7 +221,7 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     print("speed-up, memory: standard's divided by flash's")
     return results(
         "flash_attn",
-        found,
+        host,
         config,
         metrics=rows,
         summary=[

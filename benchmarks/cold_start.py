@@ -64,8 +64,8 @@ def start(way: str, device: str, cache: Path) -> dict[str, float] | str:
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -90,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for number in range(options.rounds):
             for way in ways:
                 # What "JIT" leaves behind is what "JIT, cached" of the same round finds.
-                found = start(way, str(device), Path(directory) / str(number))
-                if isinstance(found, str):
-                    why[way] = found
+                outcome = start(way, str(device), Path(directory) / str(number))
+                if isinstance(outcome, str):
+                    why[way] = outcome
                 else:
-                    times[way].append(found)
+                    times[way].append(outcome)
                 print(f"round {number + 1} of {options.rounds}, {way}", file=sys.stderr, flush=True)
 
     summary: dict[str, Any] = {

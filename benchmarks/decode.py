@@ -137,12 +137,12 @@ def main() -> None:
         shape = Shape(batch, seqlen, options.heads, options.heads_k, options.head_dim)
         if shape.cache_bytes > MAX_CACHE_BYTES:
             continue
-        found = measure(shape, dtype, options)
-        rows.append({**shape._asdict(), "results": found})
-        ours, sdpa = found["ours"], found.get("sdpa")
+        figures = measure(shape, dtype, options)
+        rows.append({**shape._asdict(), "results": figures})
+        ours, sdpa = figures["ours"], figures.get("sdpa")
         cells = [str(batch), str(seqlen), f"{shape.cache_bytes / 2**20:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"]
         cells += ["-", "-"] if sdpa is None else [f"{sdpa:.0f}", f"{ours / sdpa:.2f}"]
-        cells.append(f"{found['host']:.1f}")
+        cells.append(f"{figures['host']:.1f}")
         print("".join(f"{cell:>12}" for cell in cells), flush=True)
     if options.json is not None:
         head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "copy GB/s": copy}

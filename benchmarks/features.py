@@ -138,8 +138,8 @@ def measure(case: Case, rounds: int) -> dict[str, object]:
     calls = ways(case.call, case.tensors, case.backward), ways(case.plain, case.plain_tensors, case.backward)
     for way, mine, plain in zip(WAYS, *calls, strict=False):
         times = [(milliseconds(mine, 5), milliseconds(plain, 5)) for _ in range(rounds)]
-        result[way] = statistics.median(one / other for one, other in times) / case.pairs
-        result[f"{way} ms"] = [one for one, _ in times]
+        result[way] = statistics.median(own / other for own, other in times) / case.pairs
+        result[f"{way} ms"] = [own for own, _ in times]
     return result
 
 
@@ -162,11 +162,11 @@ def main() -> None:
     for dim in arguments.dims:
         torch.manual_seed(0)
         for case in cases(dim):
-            found = {"dim": dim, **measure(case, arguments.rounds)}
-            rows.append(found)
-            there = [way for way in WAYS if way in found]
-            print(f"{dim:>4}  {case.name:28}" + "".join(f"{found[way]:>10.2f}" for way in there), flush=True)
-            samples |= {f"{dim} {case.name} {way} ms": found[f"{way} ms"] for way in there}
+            row = {"dim": dim, **measure(case, arguments.rounds)}
+            rows.append(row)
+            there = [way for way in WAYS if way in row]
+            print(f"{dim:>4}  {case.name:28}" + "".join(f"{row[way]:>10.2f}" for way in there), flush=True)
+            samples |= {f"{dim} {case.name} {way} ms": row[f"{way} ms"] for way in there}
     if arguments.json is not None:
         from flash_attn import backend_info
 

@@ -50,7 +50,7 @@ def speeds(shape: Shape, rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             for name, call in calls.items():
                 times[name].append(milliseconds(call))
-    return {name: shape.flops / statistics.median(found) * 1e-9 for name, found in times.items()}
+    return {name: shape.flops / statistics.median(samples) * 1e-9 for name, samples in times.items()}
 
 
 def errors(shape: Shape, outliers: bool) -> dict[str, float]:
@@ -64,12 +64,12 @@ def errors(shape: Shape, outliers: bool) -> dict[str, float]:
         q, k, v = (torch.where(torch.rand_like(x) < 1e-3, 100.0 * x, x) for x in (q, k, v))
     q, k, v = (x.bfloat16() for x in (q, k, v))
     wide = (x.float().transpose(1, 2) for x in (q, k, v))
-    wanted = scaled_dot_product_attention(*wide, is_causal=shape.causal).transpose(1, 2)
-    scale = wanted.square().mean().sqrt()
+    expected = scaled_dot_product_attention(*wide, is_causal=shape.causal).transpose(1, 2)
+    scale = expected.square().mean().sqrt()
     ways = {"FP8": flash_attn.flash_attn_fp8_func, "bf16": flash_attn.flash_attn_func}
     with torch.no_grad():
         results = {name: way(q, k, v, causal=shape.causal) for name, way in ways.items()}
-    return {name: float((out.float() - wanted).square().mean().sqrt() / scale) for name, out in results.items()}
+    return {name: float((out.float() - expected).square().mean().sqrt() / scale) for name, out in results.items()}
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
         cells = [f"{shape.batch} {shape.heads} {shape.seqlen} {shape.head_dim}", "causal" if shape.causal else "full"]
         cells += [f"{speed['bf16']:.0f}"]
         cells += [f"{speed[name]:.0f} ({speed[name] / speed['bf16']:.2f})" for name in ("with casts", "FP8 inputs")]
-        cells += [f"{found['FP8']:.1e}, {found['bf16']:.1e}" for found in (plain, rough)]
+        cells += [f"{error['FP8']:.1e}, {error['bf16']:.1e}" for error in (plain, rough)]
         print("".join(f"{cell:>23}" for cell in cells), flush=True)
     if options.json is not None:
         head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

@@ -44,12 +44,12 @@ def measure(attention: Attention, device: torch.device) -> dict[str, list[float]
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(1, 128, 4, 64, device=device, dtype=torch.bfloat16) for _ in range(4))
     with torch.no_grad():
-        found = {"forward": host_microseconds(lambda: attention(q, k, v), device)}
+        times = {"forward": host_microseconds(lambda: attention(q, k, v), device)}
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    found["forward with gradients"] = host_microseconds(lambda: attention(*leaves), device)
+    times["forward with gradients"] = host_microseconds(lambda: attention(*leaves), device)
     out = attention(*leaves)
-    found["backward"] = host_microseconds(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), device)
-    return found
+    times["backward"] = host_microseconds(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), device)
+    return times
 
 
 class Launching:
@@ -100,8 +100,8 @@ def upstream(directory: Path, device: torch.device) -> dict[str, list[float]] | 
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    times: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return times
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -121,11 +121,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     machine = environment(device)
     print(f"{machine['device']}, torch {machine['torch']}, flash_attn {machine['flash_attn']}, µs of CPU time a call")
-    found = implementations(device)
-    why = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+    calls = implementations(device)
+    why = {name: reason for name, reason in calls.items() if isinstance(reason, str)}
     times: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.rounds):
-        for name, attention in found.items():
+        for name, attention in calls.items():
             if isinstance(attention, str):
                 continue
             if isinstance(attention, Launching):

@@ -131,13 +131,13 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The machine and the versions, JSON-ready."""
-    found: dict[str, Any] = {"device": platform.processor() or platform.machine(), "target": "cpu"}
+    machine: dict[str, Any] = {"device": platform.processor() or platform.machine(), "target": "cpu"}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         hip = torch.version.hip is not None
         target = properties.gcnArchName.split(":")[0] if hip else f"sm_{properties.major}{properties.minor}"
-        found = {"device": properties.name, "target": target}
-    return found | {
+        machine = {"device": properties.name, "target": target}
+    return machine | {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -251,13 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             gone += missing(result, baseline)
     regressions = [each for each in compared if each.status == REGRESSION]
     if loaded:
-        found = summary(loaded, compared, gone, first, options.bound)
-        print(markdown(found))
+        report = summary(loaded, compared, gone, first, options.bound)
+        print(markdown(report))
         if options.output_json is not None:
-            options.output_json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            options.output_json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         if options.summary is not None:
             with options.summary.open("a", encoding="utf-8") as file:
-                file.write(markdown(found) + "\n")
+                file.write(markdown(report) + "\n")
     if options.plot is not None:
         print("\n".join(map(str, plot(options.archive, options.plot, options.bound))))
     for each in regressions:

@@ -63,7 +63,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
     if installed is None:
         raise SystemExit(f"error: the flash_attn here has no kernels for {target}: install a wheel that has")
     known = {variant.name: variant for variant in variants.table(target)}
-    found: dict[Any, list[Tile]] = {}
+    choices: dict[Any, list[Tile]] = {}
     for name, entry in archive.kernels.items():
         variant = known.get(name.partition("@")[0])
         if variant is None or installed.kernels.get(variant.name, {}).get("params") != entry["params"]:
@@ -76,16 +76,16 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
         )  # fmt: skip
         try:
             kernel = stored.StoreKernel(archive, name, 0)
-            found.setdefault(variant, []).append(Tile(name, row, kernel))
+            choices.setdefault(variant, []).append(Tile(name, row, kernel))
         except RuntimeError as error:  # more shared memory than a program may have
             print(f"  {name}: {error}", flush=True)
-    for variant, those in found.items():
+    for variant, those in choices.items():
         own = tuning.config(target, variant)
         own = own._replace(block_k=own.block_k % variant.block_d)
         those.sort(key=lambda tile: tile.row != own)
         if those[0].row != own:
             raise SystemExit(f"error: {path} lacks the table's own tile of {variant.name}: make it with `--tiles`")
-    return found
+    return choices
 
 
 def install(variant: Any, tile: Tile) -> None:
@@ -122,8 +122,8 @@ def right(call: Call, wanted: list[torch.Tensor], most: float) -> bool:
     for result in call():
         result.fill_(float("nan"))  # what a kernel leaves out must not be right by what lay there before
     return all(
-        bool((one - other).float().square().mean().sqrt() <= most * other.float().square().mean().sqrt())
-        for one, other in zip(call(), wanted, strict=True)
+        bool((out - other).float().square().mean().sqrt() <= most * other.float().square().mean().sqrt())
+        for out, other in zip(call(), wanted, strict=True)
     )
 
 
@@ -138,7 +138,7 @@ def search(variant: Any, those: list[Tile], rounds: int) -> list[dict[str, Any]]
     timed = calls(variant, DEVICE)
     check_taken(variant, those[0], timed)
     install(variant, those[0])
-    wanted = {name: [x.clone() for x in call()] for name, call in timed.items()}
+    expected = {name: [x.clone() for x in call()] for name, call in timed.items()}
     own = graphs(variant, those[0], timed)
     # What another order of sums changes, and in FP8 other maxima by which the probabilities are rounded.
     most = 0.05 if variant.op == "fp8-fwd" else 0.01
@@ -146,7 +146,7 @@ def search(variant: Any, those: list[Tile], rounds: int) -> list[dict[str, Any]]
     for tile in those:
         try:
             install(variant, tile)
-            if not all(right(call, wanted[name], most) for name, call in timed.items()):
+            if not all(right(call, expected[name], most) for name, call in timed.items()):
                 print(f"  {tile.name}: a wrong result, left out", flush=True)
                 continue
             mine = graphs(variant, tile, timed)
@@ -184,20 +184,20 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     label = measuring.installed()
     measuring.chosen_device(None)
-    found = tiles(options.archive)
+    choices = tiles(options.archive)
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash_attn {label}; the table's own tile: 1")
     rows, changes = [], []
-    for variant, those in found.items():
+    for variant, those in choices.items():
         try:
             ranked = search(variant, those, options.rounds)
         except NotImplementedError as error:
             print(f"  {error}", flush=True)
             continue
         print(f"{variant.name}: {len(those)} tiles", flush=True)
-        for one in ranked:
-            each = "  ".join(f"{name} {speed:.2f}" for name, speed in one["calls"].items())
-            print(f"  {one['speed']:.3f}  {one['tile'].partition('@')[2]:32} {each}", flush=True)
+        for entry in ranked:
+            each = "  ".join(f"{name} {speed:.2f}" for name, speed in entry["calls"].items())
+            print(f"  {entry['speed']:.3f}  {entry['tile'].partition('@')[2]:32} {each}", flush=True)
         rows.append({"kernel": variant.name, "tiles": len(those), "best": ranked})
         if ranked[0]["speed"] >= options.least:
             bits = 32 if variant.dtype == "fp32" else 8 if variant.op.startswith("fp8") else 16

@@ -71,21 +71,21 @@ def _attend(func: Attention, counts: Counts, *args: Any, **kwargs: Any) -> torch
         return func(*args, **kwargs)
     terms = _in_terms_of_sdpa(func, *args, **kwargs)
     options = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}
-    found: torch.Tensor | str
+    result: torch.Tensor | str
     if isinstance(terms, str):
-        found = terms
+        result = terms
     elif is_compiling():
         with use_for_sdpa():
-            found = torch.nn.functional.scaled_dot_product_attention(*terms, **options)
+            result = torch.nn.functional.scaled_dot_product_attention(*terms, **options)
     else:
-        found = attention_or_reason(*terms, **options)
-    if isinstance(found, str):
+        result = attention_or_reason(*terms, **options)
+    if isinstance(result, str):
         if not is_compiling():
-            counts.passed_on(found)
+            counts.passed_on(result)
         return func(*args, **kwargs)
     if not is_compiling():
         counts.served()
-    return found if kwargs.get("skip_output_reshape") else found.transpose(1, 2).flatten(2)
+    return result if kwargs.get("skip_output_reshape") else result.transpose(1, 2).flatten(2)
 
 
 def override(counts: Counts, previous: Attention | None) -> Attention:

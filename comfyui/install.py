@@ -58,8 +58,8 @@ def environment(folder: Path) -> Path:
 def wheel(folders: Sequence[Path]) -> Path:
     """The newest wheel of the folders, the first folder first. Raises StopError if no folder has one."""
     for folder in folders:
-        if found := sorted(folder.glob(WHEEL), key=lambda path: path.stat().st_mtime):
-            return found[-1]
+        if wheels := sorted(folder.glob(WHEEL), key=lambda path: path.stat().st_mtime):
+            return wheels[-1]
     places = ", ".join(map(str, folders))
     raise StopError(f"no {WHEEL} in {places}\nBuild one (docs/windows.md), or name it: install.py --wheel FILE")
 
@@ -117,14 +117,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--wheel", type=Path, help="the wheel (default: the newest in this folder, FOLDER or Downloads)"
     )
     parser.add_argument("--undo", action="store_true", help="remove what this program installed")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        python = environment(given.folder.resolve())
-        if given.undo:
+        python = environment(options.folder.resolve())
+        if options.undo:
             return undo(python)
-        if given.wheel is not None and not given.wheel.is_file():
-            raise StopError(f"there is no file {given.wheel}\nName the wheel: install.py --wheel FILE")
-        return install(python, given.wheel or wheel([HERE, given.folder, Path.home() / "Downloads"]))
+        if options.wheel is not None and not options.wheel.is_file():
+            raise StopError(f"there is no file {options.wheel}\nName the wheel: install.py --wheel FILE")
+        return install(python, options.wheel or wheel([HERE, options.folder, Path.home() / "Downloads"]))
     except StopError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

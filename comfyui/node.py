@@ -26,8 +26,8 @@ def _check_installed() -> None:
     if importlib.util.find_spec("flash_attn.sdpa") is None:
         import flash_attn
 
-        found = f"flash_attn {flash_attn.__version__} in {flash_attn.__file__} is not the one for AMD GPUs"
-        raise RuntimeError(_MISSING.format(found=found, python=sys.executable))
+        problem = f"flash_attn {flash_attn.__version__} in {flash_attn.__file__} is not the one for AMD GPUs"
+        raise RuntimeError(_MISSING.format(found=problem, python=sys.executable))
 
 
 def _show(text: str, node_id: str) -> None:

@@ -110,17 +110,17 @@ def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[tor
     if generator is not None and call.options.dropout_p > 0.0:
         call.options.rng_state = torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
     call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
-    given = call.out
+    buffer = call.out
     inputs = {
         "q": q, "k": call.k, "v": call.v, "alibi_slopes": call.options.alibi_slopes, "cu_seqlens_q": call.cu_seqlens_q,
         "cu_seqlens_k": call.cu_seqlens_k, "seqused_k": call.seqused_k, "leftpad_k": call.leftpad_k,
         "block_table": call.block_table,
     }  # fmt: skip
-    if given is not None and check_outputs({"out": given}, inputs):
+    if buffer is not None and check_outputs({"out": buffer}, inputs):
         call.out = None
     out, softmax_lse, dmask, rng_state = complete(q, backends.select(q).forward(call))
-    if given is not None and call.out is None:
-        out = given.copy_(out)
+    if buffer is not None and call.out is None:
+        out = buffer.copy_(out)
     if _RETURNS_INPUTS:
         return [out, call.q, call.k, call.v, out, softmax_lse, dmask, rng_state]
     return [out, softmax_lse, dmask, rng_state]

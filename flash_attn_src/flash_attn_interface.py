@@ -58,8 +58,8 @@ _CACHE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def _result(out: torch.Tensor, softmax_lse: torch.Tensor, wanted: bool) -> _Result:
-    return (out, softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)) if wanted else out
+def _result(out: torch.Tensor, softmax_lse: torch.Tensor, with_lse: bool) -> _Result:
+    return (out, softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)) if with_lse else out
 
 
 def _keeps_gradients(*tensors: torch.Tensor | None) -> bool:
@@ -113,8 +113,8 @@ def flash_attn_func(
     descales = factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
     if qv is not None:
         call.q, call.k, call.v = q, k, v
-        found = second_query.attend(call, qv, softmax_scale, attention_chunk, num_splits, sm_margin)
-        return _result(*found, return_attn_probs)
+        pair = second_query.attend(call, qv, softmax_scale, attention_chunk, num_splits, sm_margin)
+        return _result(*pair, return_attn_probs)
     if is_fp8(q) and (attention_chunk > 0 or s_aux is not None):  # the kernels over a cache have both in FP8
         cached = flash_attn_with_kvcache(
             q, k, v, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, softmax_scale=softmax_scale,
@@ -248,8 +248,8 @@ def flash_attn_varlen_func(
     if qv is not None:
         call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k = q, k, v, cu_seqlens_q, cu_seqlens_k
         call.max_seqlen_k = max_seqlen_k
-        found = second_query.attend(call, qv, softmax_scale, 0, num_splits, sm_margin)
-        return _result(*found, return_attn_probs)
+        pair = second_query.attend(call, qv, softmax_scale, 0, num_splits, sm_margin)
+        return _result(*pair, return_attn_probs)
     args = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size)
     if is_fp8(q):
         pieces = (cu_seqlens_q.shape[0] - 1) // max(sequences, 1)  # of each sequence
@@ -324,11 +324,11 @@ def flash_attn_with_kvcache(
         max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
         attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux, qv=qv,
     )  # fmt: skip
-    given = q_descale, k_descale, v_descale
-    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, k_cache.dtype if has_wide_queries(call, given) else None)
+    descales = q_descale, k_descale, v_descale
+    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, k_cache.dtype if has_wide_queries(call, descales) else None)
     if scheduler_metadata is not None:
         check_index("scheduler_metadata", scheduler_metadata, q, 1)
-    set_descales(call, given)
+    set_descales(call, descales)
     if is_fp8(q):
         call = rotary.turned(call)
     call.q = maybe_contiguous(call.q)
@@ -425,33 +425,33 @@ def _flash_attn_forward(
             q, k, v, softmax_scale, causal, qv, *descales, window, attention_chunk, softcap, num_splits, pack_gqa,
             False, sm_margin, True,
         )  # fmt: skip
-    found, softmax_lse = result[0], result[1]
-    if (given := out_ if out is None else out) is not None:
+    computed, softmax_lse = result[0], result[1]
+    if (buffer := out_ if out is None else out) is not None:
         refuse_transforms("out_, which has no gradient")
         caches = {"k": k, "v": v} if over_cache else {}
         kept = {"q": q, "k": k, "v": v} if _keeps_gradients(q, k, v) else {}
-        refuse_shared({"out_": given}, {**caches, **kept})
-        check_alike("out_", given, found, "the result")
+        refuse_shared({"out_": buffer}, {**caches, **kept})
+        check_alike("out_", buffer, computed, "the result")
         with torch.no_grad():  # or the buffer would keep every call's history
-            found = given.copy_(found)
+            computed = buffer.copy_(computed)
     nothing = softmax_lse.new_empty((0,))
-    return found, softmax_lse, nothing, nothing
+    return computed, softmax_lse, nothing, nothing
 
 
 operators.define(_flash_attn_forward, _flash_attn_backward)
 
 
-def _scheduler_metadata(*given: Any) -> torch.Tensor:
+def _scheduler_metadata(*args: Any) -> torch.Tensor:
     """get_scheduler_metadata in the positional order of upstream's extension."""
-    *sizes, headdim_v, dtype, cache_seqlens, cu_q, _cu_k, cu_new, _used_q, leftpad, page = given[:15]
-    more, window, rest = given[15:17], given[17:19], given[19:]
+    *sizes, headdim_v, dtype, cache_seqlens, cu_q, _cu_k, cu_new, _used_q, leftpad, page = args[:15]
+    more, window, rest = args[15:17], args[17:19], args[19:]
     order: tuple[Any, ...] = (*sizes, cache_seqlens, dtype, headdim_v, cu_q, cu_new, leftpad, page, *more)
     return get_scheduler_metadata(*(*order, window, *rest))
 
 
-def _backward_by_position(*given: Any) -> tuple[torch.Tensor]:
+def _backward_by_position(*args: Any) -> tuple[torch.Tensor]:
     """(softmax_d,) of _flash_attn_backward, whose gradients come before the lengths in upstream's extension."""
-    return (_flash_attn_backward(*given[:6], *given[9:15], *given[6:9], *given[15:]),)
+    return (_flash_attn_backward(*args[:6], *args[9:15], *args[6:9], *args[15:]),)
 
 
 # The functions of upstream's extension, in its positional order, for libraries that call it directly.

@@ -43,7 +43,7 @@ def merge(sources: Sequence[Path], target: Path, only: str = "*") -> int:
     another file there, if two paths differ only by case, which are one file on Windows and macOS, or if a path is a
     link, which could lead out of the directory.
     """
-    found: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     _refuse_links(target)
     for source in sources:
         _refuse_links(source)
@@ -54,18 +54,18 @@ def merge(sources: Sequence[Path], target: Path, only: str = "*") -> int:
                 continue
             name = path.relative_to(source)
             _check_place(target, name)
-            for other in filter(None, (found.get(name), target / name if (target / name).exists() else None)):
+            for other in filter(None, (paths.get(name), target / name if (target / name).exists() else None)):
                 if not filecmp.cmp(path, other, shallow=False):
                     raise DataError(f"{path} and {other} have one name and different contents", remedy=_AGAIN)
-            found.setdefault(name, path)
-    _refuse_other_case(found, target)
-    for name in found:
-        if clash := next((parent for parent in name.parents if parent in found), None):
-            raise DataError(f"{found[clash]} is a file, {found[name].parent} a directory", remedy=_AGAIN)
-    for name, path in found.items():
+            paths.setdefault(name, path)
+    _refuse_other_case(paths, target)
+    for name in paths:
+        if clash := next((parent for parent in name.parents if parent in paths), None):
+            raise DataError(f"{paths[clash]} is a file, {paths[name].parent} a directory", remedy=_AGAIN)
+    for name, path in paths.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         path.replace(target / name)
-    return len(found)
+    return len(paths)
 
 
 def _files(source: Path) -> Iterator[Path]:

@@ -26,10 +26,10 @@ def flag(env: Mapping[str, str], name: str) -> bool:
 
 def _switch(env: Mapping[str, str], name: str) -> bool | None:
     try:
-        found: bool | None = module("core.environment").switch(env, name)
+        value: bool | None = module("core.environment").switch(env, name)
     except ValueError as error:
         raise DataError(str(error), remedy=f"Set {name}=TRUE, or unset it.") from None
-    return found
+    return value
 
 
 def backend(env: Mapping[str, str]) -> str | None:
@@ -71,7 +71,7 @@ def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     GPU_ARCHS, flash-attn's own variable, comes before torch's variable. Raises BadTarget for native together with
     targets.
     """
-    found = {}
+    lists = {}
     for name in TARGET_VARIABLES:
         entries = tuple(itertools.chain(*map(_entries, re.split("[;,]", env.get(name, "").lower()))))
         if NATIVE in entries and len(entries) > 1:
@@ -80,8 +80,8 @@ def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
                 remedy="Name native alone, or targets only.",
             )
         if entries:
-            found[name] = entries
-    return found
+            lists[name] = entries
+    return lists
 
 
 def _entries(text: str) -> list[str]:

@@ -75,8 +75,8 @@ def test_a_second_program_agrees(told: dict[Machine, advice.Advice]) -> None:
     assert len(told) > 90_000
     for machine, given in told.items():
         index = advice_oracle.index_of(given.torch)
-        found = advice_oracle.Expected(given.state, index, given.variables.get(advice.OVERRIDE, ""))
-        assert found == advice_oracle.expected(*machine), machine
+        result = advice_oracle.Expected(given.state, index, given.variables.get(advice.OVERRIDE, ""))
+        assert result == advice_oracle.expected(*machine), machine
 
 
 def test_the_page_agrees(told: dict[Machine, advice.Advice], page: MiniRacer) -> None:

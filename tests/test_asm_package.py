@@ -83,14 +83,14 @@ def test_a_package_that_pip_cannot_fetch(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_units_of_a_backend() -> None:
     """Assembly comes last, because the first compiler names the store. There are no units if a wheel excludes them."""
-    found = units.find(["gfx942"], backend="ck", only="*-bf16-d128-plain*")
-    assert [unit.name for unit in found if unit.compiler == "asm"] == [
+    result = units.find(["gfx942"], backend="ck", only="*-bf16-d128-plain*")
+    assert [unit.name for unit in result if unit.compiler == "asm"] == [
         "asm-fwd-bf16-d128-plain", "asm-fwd-bf16-d128-plain-varlen", "asm-fwd-bf16-d128-plain-mi308",
         "asm-fwd-bf16-d128-plain-varlen-mi308", "asm-bwd-bf16-d128-plain", "asm-bwd-bf16-d128-plain-varlen",
     ]  # fmt: skip
-    assert found[-1].compiler == "asm"
+    assert result[-1].compiler == "asm"
     without = units.find(["gfx942"], backend="ck", only="*-bf16-d128-plain*", without=["asm"])
-    assert without == [unit for unit in found if unit.compiler != "asm"]
+    assert without == [unit for unit in result if unit.compiler != "asm"]
     assert not list(AssemblyKernels().units("gfx90a"))
 
 

@@ -32,9 +32,9 @@ def test_kernel_stores_and_the_crate_go_along(tmp_path: Path) -> None:
     store, crate = fake_parts.store(tmp_path, "gfx942"), fake_parts.crate(tmp_path, wheelhouse.COMMIT)
     wheelhouse.write(tmp_path, CELL, stores=[store])
     names = [crate.name, store.name]
-    found = {asset.name: asset for asset in assets.collect(tmp_path)[1]}
-    assert [name for name in found if name in names] == names
-    assert found[names[0]].content_type == "application/gzip"
+    result = {asset.name: asset for asset in assets.collect(tmp_path)[1]}
+    assert [name for name in result if name in names] == names
+    assert result[names[0]].content_type == "application/gzip"
 
 
 def _unverified(path: Path) -> None:

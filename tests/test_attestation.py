@@ -115,8 +115,8 @@ def test_test_reports_of_the_gpu_job_replace_the_others(hub: Hub, tmp_path: Path
     (asset,) = (each for each in next(iter(hub.releases.values()))["assets"] if each["name"] == verdict)
     assert json.loads(hub.content[asset["id"]])["stages"]["gpu"]["status"] == "passed"
     # An attestation about other bytes is refused. Files that need no attestation are not checked.
-    found = json.loads((gpu / verdict).read_text())
-    (gpu / verdict).write_text(json.dumps({**found, "sha256": "0" * 64}))
+    result = json.loads((gpu / verdict).read_text())
+    (gpu / verdict).write_text(json.dumps({**result, "sha256": "0" * 64}))
     assert cli.main(arguments(dist, "--verdicts", str(gpu))) != 0
     assert cli.main(arguments(dist, "--verdicts", str(tmp_path / "none"))) == 0
 

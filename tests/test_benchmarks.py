@@ -40,18 +40,18 @@ def flash() -> ModuleType:
 
 def resolved(transformer: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
     """The configuration of a command line, without a measurement."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     resolve = transformer.resolve
 
     def stop(parsed: Any) -> None:
-        found.append(resolve(parsed))
+        result.append(resolve(parsed))
         raise SystemExit
 
     monkeypatch.setattr(transformer, "resolve", stop)
     with pytest.raises(SystemExit):
         transformer.main(["--device", "cpu", *arguments])
     monkeypatch.setattr(transformer, "resolve", resolve)
-    return found[0]
+    return result[0]
 
 
 def test_the_presets_of_the_transformer(transformer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +167,12 @@ def test_speed_up_and_spread(transformer: ModuleType) -> None:
             "loss": 2.5,
         },
     }
-    found = transformer.summarize(raw, {"batch": 2, "seqlen": 100})
-    assert found["fa2"]["median_step_ms"] == 22.0
-    assert found["fa2"]["quartiles_step_ms"] == [21.0, 23.0]
-    assert found["fa3"]["steps_per_s"] == 100.0
-    assert found["fa3"]["tokens_per_s"] == 20000.0
-    compared = found["comparison"]
+    result = transformer.summarize(raw, {"batch": 2, "seqlen": 100})
+    assert result["fa2"]["median_step_ms"] == 22.0
+    assert result["fa2"]["quartiles_step_ms"] == [21.0, 23.0]
+    assert result["fa3"]["steps_per_s"] == 100.0
+    assert result["fa3"]["tokens_per_s"] == 20000.0
+    compared = result["comparison"]
     assert (compared["baseline"], compared["contender"]) == ("fa2", "fa3")
     assert compared["speed_up"] == 2.2
     assert compared["speed_up_rounds"] == [2.0, 3.0]
@@ -267,12 +267,12 @@ def test_the_ways_to_launch_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert "no kernels for gfx942" in overhead.launching("store", device)
     monkeypatch.setattr(store, "open_store", lambda *_: "a store")
     ways = [overhead.launching(way, device) for way in ("store", "JIT")]
-    found = []
+    result = []
     for way in ways:
         way.select()
-        found.append(seam.kernels)
+        result.append(seam.kernels)
         assert store.open_store("gfx942") == ("a store" if way is ways[0] else None)
-    assert found[0] is not found[1]
+    assert result[0] is not result[1]
     monkeypatch.setattr(jit, "triton_problem", lambda: "Triton cannot be imported")
     assert overhead.launching("JIT", device) == "Triton cannot be imported"
 

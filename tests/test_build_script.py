@@ -119,9 +119,9 @@ def _fake_path(directory: Path, **programs: str) -> str:
     """A PATH with these shell scripts and the system's basic tools, but no other Python."""
     directory.mkdir()
     for name in ("bash", "dirname", "cat"):
-        found = shutil.which(name)
-        assert found
-        (directory / name).symlink_to(found)
+        result = shutil.which(name)
+        assert result
+        (directory / name).symlink_to(result)
     for name, body in programs.items():
         path = directory / name
         path.write_text(f"#!{directory}/bash\n{body}\n")

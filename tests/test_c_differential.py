@@ -196,10 +196,10 @@ def other_numbers(place: Place, number: float) -> list[float]:
 
 def places() -> list[Place]:
     facts = planning.facts(recorded.TARGET)
-    found = numbers({name: facts[name] for name in ("flags", "split_kv", "grid")})
+    result = numbers({name: facts[name] for name in ("flags", "split_kv", "grid")})
     # No call has a larger head dim than the last row of a cost table.
     largest = {("split_kv", name, len(getattr(planning.SPLIT_KV, name)) - 1, "head_dim") for name in ("whole", "split")}
-    return [place for place in found if place not in largest and not {*place} & (OF_PYTHON_ALONE | OF_THE_CRATE)]
+    return [place for place in result if place not in largest and not {*place} & (OF_PYTHON_ALONE | OF_THE_CRATE)]
 
 
 @pytest.fixture(scope="module")

@@ -275,16 +275,16 @@ def test_a_struct_grows_at_its_end(library: Library, opened: Any, kind: str) -> 
     type_, whole = ffi.typeof(struct).item, ffi.sizeof(struct[0])
     optional = {"forward": "lse", "backward": "options"}[kind]
     needed = dict(type_.fields)[optional].offset
-    found = ffi.new("size_t *")
+    result = ffi.new("size_t *")
     for size in range(0, whole + 40, 4):
         call = grown(library, struct, max(size, 8))
         ffi.cast("size_t *", call)[0] = size
-        status = scratch(opened, ffi.cast(type_.cname + " *", call), found)
+        status = scratch(opened, ffi.cast(type_.cname + " *", call), result)
         assert status == (0 if size >= needed and size % 8 == 0 else 1), (size, library.error())
         assert status == 0 or f"struct_size: got {size}, wanted sizeof(flash_attn_rocm_{kind}_call)" in library.error()
     for size in range(whole + 8, whole + 40, 8):
         call = grown(library, struct, size, last=1)
-        assert scratch(opened, ffi.cast(type_.cname + " *", call), found) == 1
+        assert scratch(opened, ffi.cast(type_.cname + " *", call), result) == 1
         assert f"field at byte {size - 8} of flash_attn_rocm_{kind}_call that is not zero" in library.error()
         assert "install a newer one" in library.error()
 
@@ -297,8 +297,8 @@ def test_options_grow_at_their_end(library: Library, opened: Any) -> None:
     for size, last, status in ((8, 0, 0), (16, 0, 3), (whole, 0, 3), (whole + 16, 0, 3), (whole + 16, 1, 1)):
         call, kept = library.call("forward", fields("forward")), grown(library, options, size, last)
         call.options = ffi.cast("flash_attn_rocm_options *", kept)
-        found = ffi.new("size_t *")
-        assert library.functions.flash_attn_rocm_forward_scratch(opened, call, found) == status, library.error()
+        result = ffi.new("size_t *")
+        assert library.functions.flash_attn_rocm_forward_scratch(opened, call, result) == status, library.error()
     assert f"field at byte {whole + 8} of flash_attn_rocm_options that is not zero" in library.error()
 
 

@@ -33,11 +33,11 @@ def test_a_release_that_lacks_a_part_keeps_no_other_from_the_index(dist: Path, h
     broken = hub.add_release("v0.9.0", draft=False)
     name = path.name.replace("cp31", "cp30")
     hub.add_asset(broken, name, b"x")
-    found = read(hub)
-    assert found.problems == (f"release v0.9.0: {name} is there without its .metadata",)
-    (link,) = found.unverified
+    result = read(hub)
+    assert result.problems == (f"release v0.9.0: {name} is there without its .metadata",)
+    (link,) = result.unverified
     assert (link.name, link.yanked, link.metadata_sha256) == (name, "it is not known whether it passed its tests", "")
-    assert len(found.wheels) == 3
+    assert len(result.wheels) == 3
     hub.add_asset(broken, f"{name}.metadata", b"Name: other\nVersion: 2\n")
     hub.add_asset(broken, f"{name}.verdict.json", b"[" * 100_000)
     assert "is not JSON" in read(hub).problems[0]
@@ -52,9 +52,9 @@ def test_a_wheel_that_failed_is_not_offered(hub: Hub, tmp_path: Path) -> None:
     for beside in (path, path.with_name(f"{path.name}.verdict.json")):
         hub.add_asset(release, beside.name, beside.read_bytes())
     hub.add_asset(release, f"{path.name}.metadata", contents.read(path).metadata)
-    found = read(hub)
-    assert (found.wheels, len(found.unverified)) == ((), 1)
-    assert found.problems == (f"release v1.0.0: {path.name} did not pass its tests",)
+    result = read(hub)
+    assert (result.wheels, len(result.unverified)) == ((), 1)
+    assert result.problems == (f"release v1.0.0: {path.name} did not pass its tests",)
 
 
 def test_the_newest_version_counts_and_not_the_latest_date(hub: Hub, tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_the_newest_version_counts_and_not_the_latest_date(hub: Hub, tmp_path: P
         publish_as(client(hub), tag, tmp_path / tag, print)
     listed = list(hub.releases.values())
     for order in (listed, listed[::-1]):
-        found = catalogue.from_releases(order, lambda asset: hub.content[asset["id"]], {})
-        assert [wheel.release for wheel in catalogue.newest(found.wheels)] == ["v1.1.0"]
-        newest = next(wheel.name for wheel in found.wheels if wheel.release == "v1.1.0")
-        assert {wheel.release: wheel.yanked for wheel in found.wheels} == {
+        result = catalogue.from_releases(order, lambda asset: hub.content[asset["id"]], {})
+        assert [wheel.release for wheel in catalogue.newest(result.wheels)] == ["v1.1.0"]
+        newest = next(wheel.name for wheel in result.wheels if wheel.release == "v1.1.0")
+        assert {wheel.release: wheel.yanked for wheel in result.wheels} == {
             "v1.0.0": None,
             "v1.1.0": None,
             "v1.0.1": f"{newest} of release v1.1.0 is newer",
@@ -82,9 +82,9 @@ def test_the_same_name_with_other_bytes_is_reported(hub: Hub, tmp_path: Path) ->
         for beside in (path, path.with_name(f"{path.name}.verdict.json")):
             hub.add_asset(release, beside.name, beside.read_bytes())
         hub.add_asset(release, f"{path.name}.metadata", contents.read(path).metadata)
-    found = read(hub)
-    assert found.problems == (f"{path.name} has other bytes in release v1.0.0 than in v1.1.0",)
-    assert [wheel.sha256 for wheel in found.wheels] == [contents.file_sha256(path)]
+    result = read(hub)
+    assert result.problems == (f"{path.name} has other bytes in release v1.0.0 than in v1.1.0",)
+    assert [wheel.sha256 for wheel in result.wheels] == [contents.file_sha256(path)]
 
 
 def test_candidates_yanked_wheels_and_those_of_others_give_way(hub: Hub, tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_candidates_yanked_wheels_and_those_of_others_give_way(hub: Hub, tmp_pat
 
     def counts(yanked: dict[str, str]) -> tuple[str, str | None]:
         final = catalogue.final(hub.releases.values())
-        found = catalogue.from_releases(final, lambda asset: hub.content[asset["id"]], yanked)
-        assert (found.problems, found.interfaces, found.unverified) == ((), (), ())
-        (wheel,) = catalogue.newest(found.wheels)
+        result = catalogue.from_releases(final, lambda asset: hub.content[asset["id"]], yanked)
+        assert (result.problems, result.interfaces, result.unverified) == ((), (), ())
+        (wheel,) = catalogue.newest(result.wheels)
         return wheel.release, wheel.yanked
 
     assert counts({}) == ("v1.1.0", None)

@@ -158,10 +158,10 @@ def test_a_patch_release_must_match_torchs_minor_version(data: Versions, typed: 
 
 def test_the_nearest_cell_exists_for_every_combination(data: Versions) -> None:
     for python, torch, rocm in itertools.product(data.python, data.torch, data.rocm):
-        wanted = Cell(flash_attn="2.8.3", python=python, torch=torch, rocm=rocm, backend="triton")
-        near = cells.nearest(data, wanted)
+        expected = Cell(flash_attn="2.8.3", python=python, torch=torch, rocm=rocm, backend="triton")
+        near = cells.nearest(data, expected)
         assert cells.exists(data, near)
-        assert (near == wanted) == cells.exists(data, wanted)
+        assert (near == expected) == cells.exists(data, expected)
 
 
 def test_product_leaves_out_impossible_combinations_with_a_reason(data: Versions) -> None:
@@ -172,8 +172,8 @@ def test_product_leaves_out_impossible_combinations_with_a_reason(data: Versions
         "rocm": ["6.2"],
         "backend": ["ck", "triton"],
     }
-    found, left_out = cells.product(data, matrix)
-    assert [f"{cell} {cell.backend}" for cell in found] == [
+    result, left_out = cells.product(data, matrix)
+    assert [f"{cell} {cell.backend}" for cell in result] == [
         "2.8.3 3.11 2.5.1 6.2 ck",
         "2.8.3 3.11 2.5.1 6.2 triton",
         "2.8.3 3.11 2.6.0 6.2 ck",
@@ -196,8 +196,8 @@ def test_product_keeps_one_cell_a_wheel_name(data: Versions) -> None:
         "rocm": ["6.3"],
         "backend": ["triton"],
     }
-    found, left_out = cells.product(data, matrix)
-    assert [str(cell) for cell in found] == ["2.8.3 3.11 2.7.1 6.3"]
+    result, left_out = cells.product(data, matrix)
+    assert [str(cell) for cell in result] == ["2.8.3 3.11 2.7.1 6.3"]
     assert {(entry["torch"], reason) for entry, reason in left_out} == {
         ("2.7.0", "torch 2.7.1 gives a wheel of the same name"),
         ("2.7.1", "the matrix names it twice"),

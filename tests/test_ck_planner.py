@@ -467,8 +467,8 @@ def test_the_library_needs_an_old_c_library_alone() -> None:
             auxiliary.name
             for section in elf.iter_sections()
             if isinstance(section, GNUVerNeedSection)
-            for _, found in section.iter_versions()
-            for auxiliary in found
+            for _, result in section.iter_versions()
+            for auxiliary in result
         }
     assert needed <= {"libc.so.6", "libm.so.6"}
     assert {tuple(map(int, name.removeprefix("GLIBC_").split("."))) for name in versions} <= {(2, 2, 5), (2, 14)}

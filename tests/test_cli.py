@@ -358,8 +358,8 @@ def test_the_triton_wheel_too_or_alone(
     monkeypatch.setenv(variable, "TRUE")
     assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 0
     assert stages.calls.count("verify") == len(labels)
-    found = sorted(path.name.split("-")[1] for path in tmp_path.glob("flash_attn-*.whl"))
-    assert found == [f"{wheelhouse.NEWEST}+{label}" for label in labels]
+    result = sorted(path.name.split("-")[1] for path in tmp_path.glob("flash_attn-*.whl"))
+    assert result == [f"{wheelhouse.NEWEST}+{label}" for label in labels]
 
 
 def test_docker_builds_each_wheel_by_its_own_plan(

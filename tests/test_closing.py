@@ -110,9 +110,9 @@ def test_a_python_on_the_path_takes_it_where_none_is_active(wheel: Path, active:
     ("version", "universal_too"), [("3.9", False), ("3.10", True), ("3.12", True), ("3.13t", False)]
 )
 def test_an_environment_of_another_python_is_left_alone(version: str, universal_too: bool) -> None:
-    found = closing.Environment(python="/env/bin/python", version=version, managed=False, pip=True)
-    assert found.serves(universal()) is universal_too
-    assert not found.serves(cell_plan("gfx942"))  # is for 3.11
+    result = closing.Environment(python="/env/bin/python", version=version, managed=False, pip=True)
+    assert result.serves(universal()) is universal_too
+    assert not result.serves(cell_plan("gfx942"))  # is for 3.11
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_an_environment_of_another_python_is_left_alone(version: str, universal_
 )
 def test_a_combination_brings_its_torch_into_an_environment_without_it(torch: str, kept: bool) -> None:
     """pip would install PyPI's, which is for CUDA."""
-    found = closing.Environment(python="/env/bin/python", version="3.11", managed=False, pip=True, torch=torch)
+    result = closing.Environment(python="/env/bin/python", version="3.11", managed=False, pip=True, torch=torch)
     pip = "/env/bin/python -m pip install"
     first = "torch==2.5.1+rocm6.2 --index-url https://download.pytorch.org/whl/rocm6.2"
-    assert found.install(cell_plan("gfx942"), "a.whl") == (f"{pip} a.whl" if kept else f"{pip} {first} && {pip} a.whl")
+    assert result.install(cell_plan("gfx942"), "a.whl") == (f"{pip} a.whl" if kept else f"{pip} {first} && {pip} a.whl")
     has_rocm = "+rocm" in torch
     expected = f"{pip} a.whl" if has_rocm else f"/env/bin/python -m pip {TORCH} && {pip} a.whl"
-    assert found.install(universal(), "a.whl") == expected
+    assert result.install(universal(), "a.whl") == expected
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_a_combination_brings_its_torch_into_an_environment_without_it(torch: st
 def test_the_torch_of_a_wheel_for_one_gpu_is_the_advisers(gpu: str, line: str) -> None:
     machine = Machine(cores=1, available_mib=4096)
     plan = make_universal_plan(versions.load(), flash_attn="2.8.3", env={"PYTORCH_ROCM_ARCH": gpu}, machine=machine)
-    found = closing.Environment(python="/env/bin/python", version="3.11", managed=False, pip=True)
-    assert found.install(plan, "a.whl") == f"/env/bin/python -m pip {line} && /env/bin/python -m pip install a.whl"
+    result = closing.Environment(python="/env/bin/python", version="3.11", managed=False, pip=True)
+    assert result.install(plan, "a.whl") == f"/env/bin/python -m pip {line} && /env/bin/python -m pip install a.whl"
 
 
 def test_the_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_the_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
     (site,) = active.glob("lib/python*/site-packages")
     (site / "torch-2.5.1+rocm6.2.dist-info").mkdir()
     (site / "torch-2.5.1+rocm6.2.dist-info/METADATA").write_text("Name: torch\nVersion: 2.5.1+rocm6.2\n")
-    found = closing._probe(active / "bin/python")
-    assert found is not None
-    assert (found.torch, found.pip, found.managed) == ("2.5.1+rocm6.2", False, False)
+    result = closing._probe(active / "bin/python")
+    assert result is not None
+    assert (result.torch, result.pip, result.managed) == ("2.5.1+rocm6.2", False, False)
 
 
 def test_a_combination_brings_its_torch_into_a_new_environment(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,11 @@ def test_the_metadata_of_a_kernel() -> None:
     sizes = ("private_segment_fixed_size", "group_segment_fixed_size", "max_flat_workgroup_size")
     kernel = {f".{name}": number for number, name in enumerate((*registers, *sizes), start=1)}
     arguments = [{".offset": 8 * i, ".size": 4, ".value_kind": kind} for i, kind in enumerate(kinds)]
-    found = codeobject._amd_kernel("gfx942", {".name": "attn", ".args": arguments, **kernel}, granules=19)
-    assert (found.symbol, found.arguments, found.argument_bytes, found.threads) == ("attn", 2, 12, 8)
+    result = codeobject._amd_kernel("gfx942", {".name": "attn", ".args": arguments, **kernel}, granules=19)
+    assert (result.symbol, result.arguments, result.argument_bytes, result.threads) == ("attn", 2, 12, 8)
     known = ("vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills", "private", "lds")
-    assert found.resources() == {name: number for number, name in enumerate(known, 1)} | {"reserved_vgprs": 152}
-    assert replace(found, target="gfx1250").reserved_vgprs == 304
+    assert result.resources() == {name: number for number, name in enumerate(known, 1)} | {"reserved_vgprs": 152}
+    assert replace(result, target="gfx1250").reserved_vgprs == 304
 
 
 def test_the_instruction_mix_counts_by_class() -> None:

@@ -45,9 +45,9 @@ def build(*words: str, **variables: str) -> Path:
     done = subprocess.run(command, cwd=CRATE, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     messages = [json.loads(line) for line in done.stdout.splitlines()]
-    libraries = (one for one in messages if "cdylib" in one.get("target", {}).get("crate_types", ()))
-    (found,) = (one for one in libraries if one.get("filenames"))
-    return Path(found["filenames"][0])
+    libraries = (message for message in messages if "cdylib" in message.get("target", {}).get("crate_types", ()))
+    (result,) = (one for one in libraries if one.get("filenames"))
+    return Path(result["filenames"][0])
 
 
 @pytest.fixture(scope="module")

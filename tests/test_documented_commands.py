@@ -52,11 +52,11 @@ class Row:
 
 
 def rows(page: str) -> list[Row]:
-    found = []
+    result = []
     for kind, command, *typed in TABLE[page]["commands"]:
         default = {"run": command, "plan": f"{command} --plan >plan.json"}.get(kind, "")
-        found.append(Row(page, kind, command, typed[0] if typed else default))
-    return found
+        result.append(Row(page, kind, command, typed[0] if typed else default))
+    return result
 
 
 ROWS = [row for page in TABLE for row in rows(page)]

@@ -90,16 +90,16 @@ def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate:
     hub.tags[tag] = COMMIT
     command = ["publish", "--tag", tag, "--dist", str(dist)]
     assert cli.main([*command, "--draft-only", "--plan", str(write_plan(tmp_path, dist, tag))]) == 0
-    (found,) = hub.releases.values()
-    assert (found["draft"], found["prerelease"]) == (True, candidate)
-    found["prerelease"] = not candidate  # as if the draft had been created by hand
+    (result,) = hub.releases.values()
+    assert (result["draft"], result["prerelease"]) == (True, candidate)
+    result["prerelease"] = not candidate  # as if the draft had been created by hand
     assert cli.main(command) == 0
-    assert (found["draft"], found["prerelease"]) == (False, candidate)
-    assert ("it is not in the package index" in found["body"]) is candidate
-    assert ("--extra-index-url" in found["body"]) is not candidate
-    urls = re.findall(r'pip install "(http[^"]+)"', found["body"])
+    assert (result["draft"], result["prerelease"]) == (False, candidate)
+    assert ("it is not in the package index" in result["body"]) is candidate
+    assert ("--extra-index-url" in result["body"]) is not candidate
+    urls = re.findall(r'pip install "(http[^"]+)"', result["body"])
     assert len(urls) == candidate
-    assert set(urls) <= {asset["browser_download_url"] for asset in found["assets"]}, "those of the public release"
+    assert set(urls) <= {asset["browser_download_url"] for asset in result["assets"]}, "those of the public release"
 
 
 def test_a_wheel_of_flash_attn_3_in_a_draft_is_replaced(hub: Hub, tmp_path: Path) -> None:

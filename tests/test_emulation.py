@@ -142,9 +142,9 @@ def test_the_selftest_and_the_tests_run_under_the_emulator(
     assert "Nothing ran on hardware." in said
     assert "| selftest | 2 | 0 | 0 |\n| wheel_tests | 2 | 0 | 1 |\n" in said
     assert (tmp_path / "summary.md").read_text().strip() == said.strip()
-    found = json.loads((tmp_path / "out/gfx942.json").read_text())
-    assert (found["emulator"], found["version"], found["rocm"]) == ("rocjitsu", "0.3.0", "10.1.0")
-    assert found["wheel"] == "2.8.3, contents 0123456789ab"
+    result = json.loads((tmp_path / "out/gfx942.json").read_text())
+    assert (result["emulator"], result["version"], result["rocm"]) == ("rocjitsu", "0.3.0", "10.1.0")
+    assert result["wheel"] == "2.8.3, contents 0123456789ab"
 
 
 def test_a_failure_is_named_and_time_that_is_over_is_none(
@@ -202,8 +202,8 @@ def test_the_newest_release_is_the_default(
     newest = {"torch": "", "yanked": None, "flash_attn": "2.8.3", "version": "2.8.3+rocm", "index": "simple/"}
     monkeypatch.setattr(tryout, "listing", lambda _: {"wheels": [newest]})
     assert cli.main(arguments) == 0
-    wanted = "flash_attn==2.8.3+rocm --extra-index-url https://owner.github.io/name/simple/"
-    assert sdk.installed[-1] == wanted
+    expected = "flash_attn==2.8.3+rocm --extra-index-url https://owner.github.io/name/simple/"
+    assert sdk.installed[-1] == expected
 
 
 def test_the_workflow_runs_every_target_that_can_be_emulated() -> None:

@@ -29,8 +29,8 @@ def of_pip() -> Callable[[dict[str, str]], str]:
     assert spec.loader is not None
     hook: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
-    found: Callable[[dict[str, str]], str] = hook._backend
-    return found
+    result: Callable[[dict[str, str]], str] = hook._backend
+    return result
 
 
 @pytest.mark.parametrize(("value", "backend"), VALUES.items(), ids=[repr(value) for value in VALUES])
@@ -44,10 +44,10 @@ def test_a_value_means_one_backend(value: str, backend: str | None, of_pip: Call
 @pytest.mark.parametrize("value", ["maybe", "2", "ck", "TRUE FALSE"])
 def test_invalid_value_raises_in_every_parser(value: str, of_pip: Callable[[dict[str, str]], str]) -> None:
     env = {NAME: value}
-    wanted = f"{NAME}={value} is neither TRUE nor FALSE"
-    with pytest.raises(DataError, match=wanted):
+    expected = f"{NAME}={value} is neither TRUE nor FALSE"
+    with pytest.raises(DataError, match=expected):
         environment.backend(env)
-    with pytest.raises(SystemExit, match=f"error: {wanted}"):
+    with pytest.raises(SystemExit, match=f"error: {expected}"):
         of_pip(env)
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match=expected):
         module("core.environment").switch(env, NAME)

@@ -78,9 +78,9 @@ def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: 
 
     monkeypatch.setattr(fake_github._Handler, "_act", watched)
     api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
-    (found,) = api.releases()
-    api.download(found["assets"][0]["browser_download_url"].replace("127.0.0.1", "localhost"))
-    api.download(found["assets"][0]["url"])  # both lead to the host with the bytes
+    (result,) = api.releases()
+    api.download(result["assets"][0]["browser_download_url"].replace("127.0.0.1", "localhost"))
+    api.download(result["assets"][0]["url"])  # both lead to the host with the bytes
     assert seen == [("127.0.0.1", True), *2 * [("localhost", False)], ("127.0.0.1", True), ("localhost", False)]
 
 

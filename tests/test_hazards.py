@@ -34,8 +34,8 @@ def text(code: str, target: str) -> str:
 
 
 def kernel(code: str, target: str) -> instructions.Kernel:
-    (found,) = instructions.kernels(text(code, target))
-    return found
+    (result,) = instructions.kernels(text(code, target))
+    return result
 
 
 def missing(code: str, target: str) -> list[int]:
@@ -288,7 +288,7 @@ PLANTED = [
 @pytest.mark.parametrize(("rule", "target", "first", "second", "needed"), PLANTED)
 def test_a_planted_hazard_is_caught_and_cured(rule: str, target: str, first: str, second: str, needed: int) -> None:
     code = f"{first}\n{second}"
-    (finding,) = [one for one in scan.findings(kernel(code, target), target) if rule in one.rule]
+    (finding,) = [finding for finding in scan.findings(kernel(code, target), target) if rule in finding.rule]
     assert finding.missing == needed
     assert f"kernel: {second}: {needed} " in str(finding)
     assert f" too early after {first}" in str(finding)
@@ -381,11 +381,11 @@ def test_the_nearest_of_several_paths_counts() -> None:
 )
 def test_gfx12_waits_for_scalar_registers(code: str, wait: str) -> None:
     code = f"s_mov_b32 vcc_lo, 0\n{code}"
-    found = scalars.findings(kernel(code, "gfx1201"))
-    assert {finding.cure for finding in found} == {f"s_wait_alu {wait}"}
+    result = scalars.findings(kernel(code, "gfx1201"))
+    assert {finding.cure for finding in result} == {f"s_wait_alu {wait}"}
     cured, report = stage.checked(text(code, "gfx1201"), "gfx1201", "it")
     assert f"\ts_wait_alu {wait}" in cured
-    assert report.found == {scalars.RULE: len(found)}
+    assert report.found == {scalars.RULE: len(result)}
     assert stage.checked(cured, "gfx1201", "it")[1].found == {}
     assert stage.checked(text(code, "gfx1100"), "gfx1100", "it")[1].found == {}
 
@@ -597,7 +597,7 @@ def test_every_target_has_rules_and_every_group_has_a_target() -> None:
     assert all(for_target(row.name) for row in rows)
     tables = (*RULES, *pending.RULES, *forms.FORMS)
     elsewhere = {"sgpr_rewrite", "entry"}  # scalars.py, prologue.py
-    ruled = {group for one in tables for group in one.hazards} | elsewhere
+    ruled = {group for table in tables for group in table.hazards} | elsewhere
     assert {group for row in rows for group in row.hazards} == ruled
 
 

@@ -85,16 +85,16 @@ def test_variants_for_rocm_and_for_cpus_exist(wheel: Path, variants: list[Path])
 
 
 def test_metadata(variants: list[Path]) -> None:
-    found = [json.loads((path / "metadata.json").read_text()) for path in variants]
-    for path, metadata in zip(variants, found, strict=True):
+    result = [json.loads((path / "metadata.json").read_text()) for path in variants]
+    for path, metadata in zip(variants, result, strict=True):
         assert metadata["license"] == "BSD-3-Clause AND MIT"
         files = {each.relative_to(path).as_posix(): each for each in path.rglob("*") if each.is_file()}
         del files["metadata.json"]
         assert metadata["digest"]["files"] == {
             name: base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode() for name, file in files.items()
         }
-    assert found[0]["id"] != found[1]["id"]
-    rocm, cpu = (metadata["backend"] for metadata in found)
+    assert result[0]["id"] != result[1]["id"]
+    rocm, cpu = (metadata["backend"] for metadata in result)
     assert {"gfx942", "gfx1100", "gfx1103", "gfx1151"} <= set(rocm["archs"])
     assert not {"gfx1030", "gfx1201", "gfx11-generic"} & set(rocm["archs"])
     assert (rocm["type"], cpu) == ("rocm", {"type": "cpu", "archs": []})

@@ -68,9 +68,9 @@ def roots(directory: Path) -> list[str | None]:
 
 
 def test_page_of_one_cell(site: Path) -> None:
-    found = anchors(site / "rocm6.4" / "torch2.9" / "simple" / "flash-attn" / "index.html")
-    assert len(found) == 4
-    first = found[0]
+    result = anchors(site / "rocm6.4" / "torch2.9" / "simple" / "flash-attn" / "index.html")
+    assert len(result) == 4
+    first = result[0]
     assert first["href"] is not None
     assert re.fullmatch(
         rf"{HOME.url}files/flash_attn-2\.8\.3%2Brocm64torch2\.9-cp312-cp312-manylinux_2_17_x86_64\.whl#sha256=[0-9a-f]{{64}}",
@@ -80,7 +80,7 @@ def test_page_of_one_cell(site: Path) -> None:
     assert first["data-core-metadata"] == f"sha256={hashlib.sha256(metadata).hexdigest()}"
     assert "data-dist-info-metadata" not in first  # pip 22.3 to 23.1 would refuse the wheel
     assert first["data-requires-python"] == ">=3.10"
-    assert [anchor.get("data-yanked") for anchor in found] == ["wrong gradients <b>"] * 2 + [None] * 2
+    assert [anchor.get("data-yanked") for anchor in result] == ["wrong gradients <b>"] * 2 + [None] * 2
     assert roots(site / "rocm6.4" / "torch2.9") == ["flash-attn/"]
     assert roots(site / "rocm6.2" / "torch2.5") == ["flash-attn/", "flash-attn-3/"]
 
@@ -162,11 +162,11 @@ def test_from_a_release_as_from_the_directory(
         assert cli.main([*command, "--release-json", str(listing)]) == 0
         assert "4 wheels, for https://owner.github.io/name/" in capsys.readouterr().out
         pages = out / "rocm7.1" / "torch2.10" / "simple"
-        found = anchors(pages / "flash-attn" / "index.html")
-        assert [anchor.get("data-yanked") for anchor in found] == ["bad", None, None, None]
+        result = anchors(pages / "flash-attn" / "index.html")
+        assert [anchor.get("data-yanked") for anchor in result] == ["bad", None, None, None]
         beside = anchors(pages / "flash-attn-3" / "index.html")
         assert [anchor.get("data-yanked") for anchor in beside] == [None, "bad too"]
-        for anchor in [*found, *beside]:
+        for anchor in [*result, *beside]:
             url, _, digest = (anchor["href"] or "").partition("#sha256=")
             assert "%2B" in url
             assert hashlib.sha256(api.download(url)).hexdigest() == digest
@@ -282,8 +282,8 @@ def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None
     assert path.name.startswith(f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-")
     assert [asset.name for asset in assets.collect(dist)[1]][1] == fa3.name
     local = directory.read(dist)
-    found = Catalogue(wheels=local.wheels, interfaces=local.interfaces)
-    index.build(found, out, versions=versions.load(), home=HOME, files=local.files)
+    result = Catalogue(wheels=local.wheels, interfaces=local.interfaces)
+    index.build(result, out, versions=versions.load(), home=HOME, files=local.files)
     (listed,) = anchors(out / "simple/flash-attn/index.html")
     assert f"/{quote(path.name)}#" in (listed["href"] or "")
     assert len(anchors(out / "simple/flash-attn-3/index.html")) == 1

@@ -66,14 +66,14 @@ def for_python(python: str, target: Path) -> list[str]:
 
 # The job of the long tests asks pip, which takes ten times as long as uv, in every situation.
 @pytest.mark.parametrize(
-    ("wanted", "python", "torch", "rocm", "label"),
+    ("expected", "python", "torch", "rocm", "label"),
     [pytest.param(*each, marks=pytest.mark.long if place % 4 else ()) for place, each in enumerate(SITUATIONS, 1)],
 )
 def test_pip_takes_the_right_wheel_and_dry_runs_download_none(
-    site: Site, tmp_path: Path, wanted: str, python: str, torch: str, rocm: str, label: str
+    site: Site, tmp_path: Path, expected: str, python: str, torch: str, rocm: str, label: str
 ) -> None:
     site.asked.clear()
-    requirement = f"flash_attn=={wanted}" if wanted else "flash_attn"
+    requirement = f"flash_attn=={expected}" if expected else "flash_attn"
     options = ["--dry-run", "--no-deps", "--quiet", "--report", "-", *for_python(python, tmp_path / "target")]
     done = pip(tmp_path, *options, "--index-url", site.simple(rocm, torch), requirement)
     assert done.returncode == 0, done.stderr
@@ -86,11 +86,11 @@ def test_pip_takes_the_right_wheel_and_dry_runs_download_none(
     assert [path for path in site.asked if ".whl" in path] == [f"/wheels/files/{name}.metadata"]
 
 
-@pytest.mark.parametrize(("wanted", "python", "torch", "rocm", "label"), SITUATIONS)
+@pytest.mark.parametrize(("expected", "python", "torch", "rocm", "label"), SITUATIONS)
 def test_uv_takes_the_right_wheel_and_dry_runs_download_none(
-    site: Site, tmp_path: Path, wanted: str, python: str, torch: str, rocm: str, label: str
+    site: Site, tmp_path: Path, expected: str, python: str, torch: str, rocm: str, label: str
 ) -> None:
-    requirement = f"flash_attn=={wanted}" if wanted else "flash_attn"
+    requirement = f"flash_attn=={expected}" if expected else "flash_attn"
     target = tmp_path / "target"
     options = ["--no-deps", "--python", sys.executable, "--python-version", python, "--target", str(target)]
     options += ["--index-url", site.simple(rocm, torch), requirement]
@@ -118,15 +118,15 @@ def test_the_line_that_which_prints_installs(
 ) -> None:
     """From a clean environment: the site's own which.py, its line, and an import; torch is not changed."""
     with (site.root / "which.py").open() as script:
-        found = subprocess.run(
+        result = subprocess.run(
             [consumer, "-", "--gpu", "gfx942"], stdin=script, capture_output=True, text=True, check=False
         )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     assert (
-        found.stdout
+        result.stdout
         == f'pip install "flash_attn==2.8.3+rocm62torch2.5" --extra-index-url {site.simple("6.2", "2.5")}\n'
     )
-    arguments = [*shlex.split(found.stdout)[2:], "--index-url", f"{serve.url}ordinary/"]
+    arguments = [*shlex.split(result.stdout)[2:], "--index-url", f"{serve.url}ordinary/"]
     done = install(installer, consumer, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert installed(consumer) == {"flash_attn": "2.8.3+rocm62torch2.5", "torch": "2.5.1+rocm6.2", "einops": "0.8.2"}
@@ -184,9 +184,9 @@ def test_flash_attn_3_brings_the_flash_attn_of_its_label(
     arguments = ["--index-url", f"{serve.url}ordinary/", "--extra-index-url", site.simple("6.2", "2.5"), "flash-attn-3"]
     done = install(installer, consumer, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
-    found = installed(consumer)
-    assert found["flash_attn"] == "2.8.3+rocm62torch2.5"
-    assert {name.replace("-", "_"): found[name] for name in found}["flash_attn_3"] == "3.0.0+rocm62torch2.5"
+    result = installed(consumer)
+    assert result["flash_attn"] == "2.8.3+rocm62torch2.5"
+    assert {name.replace("-", "_"): result[name] for name in result}["flash_attn_3"] == "3.0.0+rocm62torch2.5"
     code = "import flash_attn_interface; print(flash_attn_interface.label)"
     label = subprocess.run([consumer, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert label.stdout == "2.8.3+rocm62torch2.5\n"
@@ -203,7 +203,7 @@ def test_old_pips_take_names_with_hyphens(site: Site, tmp_path: Path, version: s
     tools = tmp_path / "pip"
     assert uv(tmp_path / "cache", "--no-deps", "--target", str(tools), f"pip=={version}.*").returncode == 0
     options = ["--no-deps", "--no-cache-dir", "--dest", str(tmp_path), "--index-url", site.simple("6.2", "2.5")]
-    wanted = ["flash-attn==2.8.3+rocm62torch2.5", "flash-attn-3==3.0.0+rocm62torch2.5"]
+    expected = ["flash-attn==2.8.3+rocm62torch2.5", "flash-attn-3==3.0.0+rocm62torch2.5"]
     command = [
         sys.executable,
         "-m",
@@ -212,7 +212,7 @@ def test_old_pips_take_names_with_hyphens(site: Site, tmp_path: Path, version: s
         "download",
         *options,
         *for_python("3.12", tmp_path)[:-3],
-        *wanted,
+        *expected,
     ]
     env = {"PYTHONPATH": str(tools), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -33,14 +33,14 @@ def test_the_running_python_comes_first() -> None:
 
 
 def test_a_python_on_path(bare: Path) -> None:
-    found = _program(bare / "bin" / "python3.99", "echo 3.99")
-    assert interpreters.find("3.99") == found
+    result = _program(bare / "bin" / "python3.99", "echo 3.99")
+    assert interpreters.find("3.99") == result
 
 
 def test_a_shim_that_fails_is_passed_over(bare: Path) -> None:
     _program(bare / "bin" / "python3.99", "echo 'pyenv: python3.99: command not found' >&2; exit 127")
-    found = _program(bare / "pyenv" / "versions" / "3.99.1" / "bin" / "python3.99", "echo 3.99")
-    assert interpreters.find("3.99") == found
+    result = _program(bare / "pyenv" / "versions" / "3.99.1" / "bin" / "python3.99", "echo 3.99")
+    assert interpreters.find("3.99") == result
 
 
 def test_a_program_of_another_version_is_passed_over(bare: Path) -> None:

@@ -23,8 +23,8 @@ from rocm_wheels.wheel import contents
 def test_assets_without_a_digest_are_read_back(hub: Hub, dist: Path) -> None:
     hub.digests = False
     publish(hub, dist)
-    (found,) = hub.releases.values()
-    broken = next(asset for asset in found["assets"] if asset["name"].endswith(".whl"))
+    (result,) = hub.releases.values()
+    broken = next(asset for asset in result["assets"] if asset["name"].endswith(".whl"))
     hub.content[broken["id"]] = b"x" * broken["size"]
     with pytest.raises(PublishFailed, match="is published with other content\nA published file never changes"):
         publish(hub, dist)
@@ -35,9 +35,9 @@ def test_a_corrupt_upload_of_the_right_size_is_sent_again(hub: Hub, dist: Path, 
     hub.digests, hub.corrupt = digests, True
     publish(hub, dist)
     assert state(hub)["assets"] == expected(dist)
-    (found,) = hub.releases.values()
-    found["draft"] = True
-    broken = next(asset for asset in found["assets"] if asset["name"].endswith(".whl"))
+    (result,) = hub.releases.values()
+    result["draft"] = True
+    broken = next(asset for asset in result["assets"] if asset["name"].endswith(".whl"))
     hub.content[broken["id"]] = b"x" * broken["size"]
     if not digests:
         publish(hub, dist)
@@ -94,9 +94,9 @@ def test_a_rate_limit_is_waited_for_by_githubs_clock(hub: Hub) -> None:
 def test_a_file_that_only_an_old_listing_calls_unfinished_is_not_deleted(hub: Hub, dist: Path) -> None:
     """A listing may be seconds old: the asset itself is requested before it is deleted."""
     publish(hub, dist)
-    (found,) = hub.releases.values()
+    (result,) = hub.releases.values()
     before = state(hub)
-    hub.history = [(0.0, copy.deepcopy([found]))]
+    hub.history = [(0.0, copy.deepcopy([result]))]
     (old,) = hub.history[0][1]
     for asset in old["assets"][:2]:  # the plan, and a file of a wheel
         asset["state"] = "starter"

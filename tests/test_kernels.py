@@ -70,19 +70,19 @@ def test_a_generic_target_shares_the_code_of_its_base_target(
     together = kernels.compile_store(pair, cache=cache, jobs=2, only=SMALL, together=True)
     assert together["gfx1100"] == alone["gfx1100"]
     reader = sources.module("core.store")
-    wanted = dict(reader.Store(alone["gfx11-generic"]).images())
+    expected = dict(reader.Store(alone["gfx11-generic"]).images())
     beside = assemble.collect(together, tmp_path / "wheel")
-    found = reader.Store(beside / "gfx11-generic.zip")
-    assert found.manifest["base"] == "gfx1100"
-    assert dict(found.images()) == wanted == {name: found.image(name) for name in wanted}
-    for name, image in wanted.items():
-        code = found.kernels[name]["code"]
+    result = reader.Store(beside / "gfx11-generic.zip")
+    assert result.manifest["base"] == "gfx1100"
+    assert dict(result.images()) == expected == {name: result.image(name) for name in expected}
+    for name, image in expected.items():
+        code = result.kernels[name]["code"]
         assert (code["at"], code["size"]) == store.instructions(image)
-        assert found.kernels[name]["size"] + code["size"] == len(image)
+        assert result.kernels[name]["size"] + code["size"] == len(image)
     assert "gfx11-generic: 4 kernels" in inspect_store.report(beside / "gfx11-generic.zip")
     (beside / "gfx1100.zip").unlink()
     with pytest.raises(reader.KernelError, match=r"cannot be read from .*gfx1100\.zip .*: reinstall the wheel"):
-        found.image(name)
+        result.image(name)
 
 
 def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,12 +99,12 @@ def test_backends_with_the_same_kernels_keep_stores_of_their_own(built: tuple[Pa
     """Otherwise two parallel builds of one target with different backends would take a store that records the other
     build's compiler."""
     cache, stores = built
-    wanted = units.find(["gfx942"], only=SMALL)
-    other = store.pack(wanted, cache, ("ziglang", "0.15.2, triton 3.7.1"))
-    assert store.pack(wanted, cache, units.compiler("triton")) == stores["gfx942"] != other
-    found = [json.loads(zipfile.ZipFile(path).read("manifest.json")) for path in (stores["gfx942"], other)]
-    assert [manifest["compiler"]["name"] for manifest in found] == ["triton", "ziglang"]
-    assert found[0]["kernels"] == found[1]["kernels"]
+    expected = units.find(["gfx942"], only=SMALL)
+    other = store.pack(expected, cache, ("ziglang", "0.15.2, triton 3.7.1"))
+    assert store.pack(expected, cache, units.compiler("triton")) == stores["gfx942"] != other
+    result = [json.loads(zipfile.ZipFile(path).read("manifest.json")) for path in (stores["gfx942"], other)]
+    assert [manifest["compiler"]["name"] for manifest in result] == ["triton", "ziglang"]
+    assert result[0]["kernels"] == result[1]["kernels"]
 
 
 def test_a_damaged_object_is_compiled_again_and_gives_the_same_archive(

@@ -392,18 +392,18 @@ def test_each_piece_of_a_long_call_is_a_submission(built: Built) -> None:
         env={**os.environ, "PYTHONPATH": str(FLASH_ATTN_SRC)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    size, microseconds, told = (found.pop(name) for name in ("size", "microseconds", "warnings"))
-    for case, submissions in found.items():
+    result = json.loads(done.stdout)
+    size, microseconds, told = (result.pop(name) for name in ("size", "microseconds", "warnings"))
+    for case, submissions in result.items():
         for stream in sorted({stream for stream, *_ in submissions}):
             seconds = [sum(blocks) / size / 2 for of, *blocks in submissions if of == stream]
             print(f"{case}, stream {stream}: {len(seconds)} submissions, the longest {max(seconds):.2f} s")
             assert max(seconds) <= (0.51 if case != "whole calls, never submitted" else 65)
     print(f"{microseconds:.2f} us for a submission that finds nothing to do")
     pieces = [*[size] * 46, 32768 - 46 * size]
-    assert found["whole calls, never submitted"] == [
+    assert result["whole calls, never submitted"] == [
         [1, *(pieces * 3)[:129]], [1, *(pieces * 3)[129:]]
     ]  # fmt: skip
-    assert found["whole calls"] == [[1, programs] for programs in pieces * 3]
+    assert result["whole calls"] == [[1, programs] for programs in pieces * 3]
     assert len(told) == 2, told  # one for each graph
     assert told[0].startswith("attn_fwd makes a captured graph longer than 0.5 s by an estimate.")

@@ -42,15 +42,15 @@ def test_a_lock_matches_pyproject_toml(name: str) -> None:
         pinned.setdefault(match["name"], set()).add(match["version"])
     pythons = [f"3.{minor}" for minor in range(int(lock.python.partition(".")[2]), 16)]
     environments = [{"python_version": python, "python_full_version": f"{python}.0"} for python in pythons]
-    wanted: dict[str, set[str]] = {}
+    expected: dict[str, set[str]] = {}
     for requirement in map(Requirement, lock.requirements):
         if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
-            wanted.setdefault(name_of(requirement.name), set()).add(str(requirement.specifier))
-    for package, specifiers in wanted.items():
+            expected.setdefault(name_of(requirement.name), set()).add(str(requirement.specifier))
+    for package, specifiers in expected.items():
         assert {f"=={version}" for version in pinned[package]} == specifiers, locks.COMMAND
     # A package that no other package needs must be requested.
     direct = re.findall(r"(?m)^([a-z0-9._-]+)==[^\n]*\\\n(?:    --hash=[^\n]*\n)+(?!    --hash|    # via)", text)
-    assert set(direct) <= set(wanted), locks.COMMAND
+    assert set(direct) <= set(expected), locks.COMMAND
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -79,7 +79,7 @@ def test_the_job_that_writes_releases_installs_little() -> None:
 
 def test_every_install_uses_a_lock() -> None:
     scripts = [*ROOT.glob("*.sh"), ROOT / ".ci/run", *ROOT.glob("docker/*/Dockerfile"), *ROOT.glob("*/check.sh")]
-    found = 0
+    result = 0
     for path in [*scripts, ROOT / "flash_attn_src/pyproject.toml", *(ROOT / ".github/workflows").glob("*.yml")]:
         where = str(path.relative_to(ROOT))
         text = re.sub(r"\\\n\s*", " ", re.sub(r"(?m)(^|\s)# .*$", "", path.read_text(encoding="utf-8")))
@@ -89,14 +89,14 @@ def test_every_install_uses_a_lock() -> None:
             for command in re.split(r"&&", line):
                 if not _INSTALL.search(command):
                     continue
-                found += 1
+                result += 1
                 # The wheel under test, torch, which a user installs, and what the newest programs import have no lock.
                 free = r'wheels/\*\.whl\s*$|\btorch([=$]|\s*$| --index-url )|/servers\.txt"?$'
                 assert "--require-hashes" in command or re.search(free, command), (
                     where,
                     line,
                 )
-    assert found >= 4
+    assert result >= 4
     script = (ROOT / "build_rocm.sh").read_text(encoding="utf-8")
     assert "locked=(install --quiet --disable-pip-version-check --require-hashes --requirement)" in script
     assert len(re.findall(r'-m pip (?:--python \S+ )?"\$\{locked\[@\]\}"', script)) == 3

@@ -74,7 +74,7 @@ def test_a_row_of_each_kind(golden: Callable[[str, str], None]) -> None:
     done = run("--tag", "v1.2.3")
     assert done.returncode == 0, done.stderr
     jobs = json.loads(done.stdout)
-    first = {name: found["include"][0] if name != "tag" else found for name, found in jobs.items()}
+    first = {name: result["include"][0] if name != "tag" else result for name, result in jobs.items()}
     first["wheels, for one combination"] = jobs["wheels"]["include"][-1]
     golden("matrix_rows.json", json.dumps(first, indent=2) + "\n")
 
@@ -446,13 +446,13 @@ def test_adding_a_version_is_the_edit_that_the_documentation_shows(tmp_path: Pat
     subprocess.run(["git", "apply", "--unsafe-paths", "-p1", "-"], cwd=copy, input=diff, text=True, check=True)
     done = run("--verbose", cwd=copy)
     assert done.returncode == 0, done.stderr
-    found = {row["name"]: row for row in json.loads(done.stdout)["wheels"]["include"]}
-    assert before < set(found)
-    new = found["2.8.3 3.13 2.9.1 6.4 triton"]
+    result = {row["name"]: row for row in json.loads(done.stdout)["wheels"]["include"]}
+    assert before < set(result)
+    new = result["2.8.3 3.13 2.9.1 6.4 triton"]
     assert (new["label"], new["torch-index"]) == ("rocm64torch2.9triton", "rocm6.4")
     assert "gfx1201" in new["targets"].split(";")
-    assert "2.8.3 3.13 2.6.0 6.2 triton" in found
-    assert "2.8.3 3.13 2.5.1 6.2 triton" not in found
+    assert "2.8.3 3.13 2.6.0 6.2 triton" in result
+    assert "2.8.3 3.13 2.5.1 6.2 triton" not in result
     assert "torch 2.5.1 serves no Python 3.13 here" in done.stderr
     assert "torch 2.9.1 has no wheels for ROCm 6.1" in done.stderr
 

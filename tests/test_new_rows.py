@@ -97,5 +97,5 @@ def test_a_target_and_an_operation_are_rows(tmp_path: Path) -> None:
     arguments = ("--target", "gfx1013", "--only", "fwd-twin*", "--cache", "cache", "--jobs", "1")
     subprocess.run([sys.executable, "-m", "rocm_wheels", "compile", *arguments], cwd=tmp_path, check=True)
     (image,) = (tmp_path / "cache").rglob("*.co")
-    found = codeobject.read(image.read_bytes())
-    assert (found.target, found.symbol) == ("gfx1013", "attn_fwd")
+    result = codeobject.read(image.read_bytes())
+    assert (result.target, result.symbol) == ("gfx1013", "attn_fwd")

@@ -367,8 +367,8 @@ def test_a_container_limits_cores_and_memory(tmp_path: Path, monkeypatch: pytest
     clang = tmp_path / "llvm/bin/clang"
     clang.parent.mkdir(parents=True)
     clang.touch()
-    found = machines.survey({"ROCM_PATH": str(tmp_path)})
-    assert (found.cores, found.available_mib, found.rocm) == (1, 2048, True)
+    result = machines.survey({"ROCM_PATH": str(tmp_path)})
+    assert (result.cores, result.available_mib, result.rocm) == (1, 2048, True)
 
 
 @pytest.mark.parametrize(

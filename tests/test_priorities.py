@@ -36,8 +36,8 @@ AFTER = "\ts_endpgm\n"
 
 
 def test_a_wave_has_priority_from_the_scaling_to_its_next_scores() -> None:
-    found = priorities.insert(BEFORE + LOOP + AFTER, "kernel")
-    lines = found.split("\n")
+    result = priorities.insert(BEFORE + LOOP + AFTER, "kernel")
+    lines = result.split("\n")
     assert [line for line in lines if "s_setprio" not in line] == (BEFORE + LOOP + AFTER).split("\n")
     maxima, scaling, end = (index for index, line in enumerate(lines) if "s_setprio" in line)
     assert [lines[index] for index in (maxima, scaling, end)] == ["\ts_setprio 0", "\ts_setprio 1", "\ts_setprio 0"]

@@ -100,10 +100,10 @@ def test_a_gpu_of_another_kind_proves_nothing_and_is_reported(
 def test_the_script_measures(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     flash_attn = importlib.import_module("flash_attn")
     monkeypatch.setattr(prove, "SHAPES", ((1, 40, 70, 4, 2, 32, True),))
-    found = list(prove.measure("cpu"))
-    assert [result.case for result in found] == ["1x40x70x4x2x32 bfloat16, causal", "1x40x70x4x2x32 float16, causal"]
-    assert all(0 < result.forward <= result.forward_limit for result in found)
-    assert all(0 < result.backward <= result.backward_limit for result in found)
+    actual = list(prove.measure("cpu"))
+    assert [result.case for result in actual] == ["1x40x70x4x2x32 bfloat16, causal", "1x40x70x4x2x32 float16, causal"]
+    assert all(0 < result.forward <= result.forward_limit for result in actual)
+    assert all(0 < result.backward <= result.backward_limit for result in actual)
     right = flash_attn.flash_attn_func
     monkeypatch.setattr(flash_attn, "flash_attn_func", lambda *args, **kwargs: 1.1 * right(*args, **kwargs))
     assert all(result.forward > result.forward_limit for result in prove.measure("cpu"))

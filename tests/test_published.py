@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def there(hub: Hub, tag: str, commit: str = COMMIT) -> dict[str, list[str]]:
     """Stem -> GPU targets of what the release of a tag holds."""
-    found: dict[str, list[str]] = published.listing(client(hub), tag, commit)["there"]
-    return found
+    result: dict[str, list[str]] = published.listing(client(hub), tag, commit)["there"]
+    return result
 
 
 def test_all_pages_are_read_and_unfinished_uploads_left_out(hub: Hub, dist: Path) -> None:

@@ -105,6 +105,6 @@ def test_with_the_registry_behind_the_site(site: Site, user: Path, tmp_path: Pat
     settings = {**os.environ, "NO_PROXY": f"127.0.0.1,{os.environ.get('NO_PROXY', '')}"}
     done = install(installer, user, tmp_path, *arguments(line_for(site, user, "gfx1100")), *index, settings=settings)
     assert done.returncode == 0, done.stderr
-    found = installed(user)
-    assert found.pop("einops")
-    assert found == {"flash_attn": LABEL, "torch": TORCH}
+    result = installed(user)
+    assert result.pop("einops")
+    assert result == {"flash_attn": LABEL, "torch": TORCH}

@@ -58,21 +58,21 @@ class Rehearsal:
         for claim, options in wheels:
             wheelhouse.write(dist, claim, **options)  # type: ignore[arg-type]
         publish_as(client(self.hub), tag, dist, lambda _: None)
-        found = [each for each in self.hub.releases.values() if each["tag_name"] == tag]
-        assert all(not each["draft"] for each in found)
+        result = [each for each in self.hub.releases.values() if each["tag_name"] == tag]
+        assert all(not each["draft"] for each in result)
         return sorted(
-            asset["name"] for each in found for asset in each["assets"] if re.search(r"\+.*\.whl$", asset["name"])
+            asset["name"] for each in result for asset in each["assets"] if re.search(r"\+.*\.whl$", asset["name"])
         )
 
     def listed(self) -> dict[str, bool]:
         """Wheel -> whether it is yanked, over all pages of the site."""
         marks = (yanks.load(self.marks), yanks.withdrawn(self.marks))
-        found = catalogue.from_releases(
+        result = catalogue.from_releases(
             catalogue.final(self.hub.releases.values()), lambda asset: self.hub.content[asset["id"]], *marks
         )
-        assert found.problems == ()
+        assert result.problems == ()
         site = self.root / "site"
-        index.build(found, site, versions=versions.load(), home=HOME)
+        index.build(result, site, versions=versions.load(), home=HOME)
         pages = "".join(page.read_text() for page in site.rglob("simple/flash-attn/index.html"))
         anchors = re.findall(r"<a ([^>]*)>([^<]+\.whl)</a>", pages)
         return {name: "data-yanked" in attributes for attributes, name in anchors if "+" in name}

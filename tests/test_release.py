@@ -23,11 +23,11 @@ from rocm_wheels.wheel import assemble, contents, numbering
 def test_publishes_everything_and_prints_it(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments(dist)) == 0
     printed = capsys.readouterr()
-    found = state(hub)
-    assert found["assets"] == expected(dist)
-    assert (found["tag"], found["draft"]) == (TAG, False)
-    assert "* Faster &lt;kernels>" in found["body"]
-    assert "pip install" in found["body"]
+    result = state(hub)
+    assert result["assets"] == expected(dist)
+    assert (result["tag"], result["draft"]) == (TAG, False)
+    assert "* Faster &lt;kernels>" in result["body"]
+    assert "pip install" in result["body"]
     assert "[10/10] kernels-triton-gfx942.zip" in printed.out
     assert f"published: {hub.url}/{REPOSITORY}/releases/{TAG}, 3 wheels of 3 in it" in printed.out
     assert TOKEN not in printed.out + printed.err
@@ -35,8 +35,8 @@ def test_publishes_everything_and_prints_it(hub: Hub, dist: Path, capsys: pytest
 
 def test_sha256sum_accepts_the_sums(hub: Hub, dist: Path, tmp_path: Path) -> None:
     publish(hub, dist)
-    (found,) = hub.releases.values()
-    for asset in found["assets"]:
+    (result,) = hub.releases.values()
+    for asset in result["assets"]:
         (tmp_path / asset["name"]).write_bytes(hub.content[asset["id"]])
     done = subprocess.run(
         ["sha256sum", "--check", "--strict", assets.SUMS], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -59,10 +59,10 @@ def test_wheels_added_later_keep_the_others(hub: Hub, dist: Path, tmp_path: Path
     publish(hub, dist)
     later = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"), device=wheelhouse.MI300X)
     publish(hub, tmp_path)
-    found = state(hub)
-    assert found["assets"] == expected(dist, tmp_path)
-    assert "1 of 4 passed their tests on an AMD GPU" in found["body"]
-    assert later.name in found["body"]
+    result = state(hub)
+    assert result["assets"] == expected(dist, tmp_path)
+    assert "1 of 4 passed their tests on an AMD GPU" in result["body"]
+    assert later.name in result["body"]
 
 
 def test_a_published_wheel_never_changes(hub: Hub, dist: Path, tmp_path: Path) -> None:
@@ -79,12 +79,12 @@ def test_a_published_wheel_never_changes(hub: Hub, dist: Path, tmp_path: Path) -
 
 def test_the_verdict_of_a_published_wheel_is_about_that_wheel(hub: Hub, dist: Path, tmp_path: Path) -> None:
     publish(hub, dist)
-    (found,) = hub.releases.values()
+    (result,) = hub.releases.values()
     other = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), payload="changed = 1\n")
     name = f"{other.name}.verdict.json"
-    found["assets"] = [asset for asset in found["assets"] if asset["name"] != name]
-    hub.add_asset(found, name, (tmp_path / name).read_bytes())
-    broken = catalogue.from_releases([found], lambda asset: hub.content[asset["id"]], {})
+    result["assets"] = [asset for asset in result["assets"] if asset["name"] != name]
+    hub.add_asset(result, name, (tmp_path / name).read_bytes())
+    broken = catalogue.from_releases([result], lambda asset: hub.content[asset["id"]], {})
     assert broken.problems == (f"release {TAG}: the verdict beside {other.name} is about another file of that name",)
     assert [(link.name, link.yanked) for link in broken.unverified] == [
         (other.name, "it is not known whether it passed its tests")
@@ -122,9 +122,9 @@ def test_the_wheel_of_flash_attn_3_goes_along(hub: Hub, tmp_path: Path) -> None:
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "triton")
     path, fa3 = wheelhouse.write_with_fa3(tmp_path, cell)
     publish(hub, tmp_path)
-    found = state(hub)
-    assert found["assets"][fa3.name] == contents.file_sha256(fa3)
-    assert f"{fa3.name}.metadata" in found["assets"]
+    result = state(hub)
+    assert result["assets"][fa3.name] == contents.file_sha256(fa3)
+    assert f"{fa3.name}.metadata" in result["assets"]
     (published,) = hub.releases.values()
     (sums,) = (hub.content[asset["id"]] for asset in published["assets"] if asset["name"] == assets.SUMS)
     assert fa3.name in sums.decode()
@@ -157,9 +157,9 @@ def test_wheels_are_added_to_a_release_with_a_wheel_of_flash_attn_3(
     assert contents.read(first).contents == contents.read(other).contents
     assert first.name == other.name
     assert [line for line in said if "stays" in line] == 2 * [f"{first.name}: the one that is public stays"]
-    found = state(hub)["assets"]
-    assert set(found) == set(expected(*(tmp_path / each for each in pythons)))
-    assert found[first.name] == contents.file_sha256(first)
+    result = state(hub)["assets"]
+    assert set(result) == set(expected(*(tmp_path / each for each in pythons)))
+    assert result[first.name] == contents.file_sha256(first)
 
 
 def test_a_yank_is_the_indexs_and_changes_no_release(
@@ -193,8 +193,8 @@ def test_a_yank_is_the_indexs_and_changes_no_release(
 def test_the_release_is_of_one_commit(hub: Hub, dist: Path, tmp_path: Path) -> None:
     """The draft, its tag, and every wheel."""
     publish(hub, dist)
-    (found,) = hub.releases.values()
-    assert (found["target_commitish"], hub.tags) == (COMMIT, {TAG: COMMIT})
+    (result,) = hub.releases.values()
+    assert (result["target_commitish"], hub.tags) == (COMMIT, {TAG: COMMIT})
     wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"), commit=OTHER_COMMIT)
     before = state(hub)
     with pytest.raises(PublishFailed, match=f"was built from commit {OTHER_COMMIT}, the release is of {COMMIT}"):
@@ -246,11 +246,11 @@ def test_changed_contents_need_another_build_number(hub: Hub, dist: Path, tmp_pa
     assert numbered.name == changed.name.replace("-cp311-cp311-", "-1-cp311-cp311-")
     wheelhouse.write_verdict(numbered, commit=OTHER_COMMIT)
     publish_as(client(hub), "v1.3.0", tmp_path, print, OTHER_COMMIT)
-    found = catalogue.from_releases(list(hub.releases.values()), lambda asset: hub.content[asset["id"]], {})
-    assert found.problems == ()
-    both = [wheel.name for wheel in found.wheels if (wheel.python, wheel.torch) == ("3.11", "2.5")]
+    result = catalogue.from_releases(list(hub.releases.values()), lambda asset: hub.content[asset["id"]], {})
+    assert result.problems == ()
+    both = [wheel.name for wheel in result.wheels if (wheel.python, wheel.torch) == ("3.11", "2.5")]
     assert both == [numbered.name, changed.name], "what was ever public stays listed"
-    assert [wheel.name for wheel in catalogue.newest(found.wheels) if wheel.name in both] == [numbered.name]
+    assert [wheel.name for wheel in catalogue.newest(result.wheels) if wheel.name in both] == [numbered.name]
 
 
 def test_a_candidates_wheels_are_published_in_the_release(hub: Hub, dist: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_candidates_wheels_are_published_in_the_release(hub: Hub, dist: Path) 
 
 def test_an_immutable_release_is_not_added_to(hub: Hub, dist: Path, tmp_path: Path) -> None:
     publish(hub, dist)
-    (found,) = hub.releases.values()
-    found["immutable"] = True
+    (result,) = hub.releases.values()
+    result["immutable"] = True
     publish(hub, dist)  # nothing is added
     wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"))
     with pytest.raises(PublishFailed, match=r"release v1\.2\.3 is immutable: .* cannot be added\D*new tag"):
@@ -273,9 +273,9 @@ def test_an_immutable_release_is_not_added_to(hub: Hub, dist: Path, tmp_path: Pa
 
 def test_a_lost_verdict_of_a_public_release_can_be_given_again(hub: Hub, dist: Path) -> None:
     publish(hub, dist)
-    (found,) = hub.releases.values()
-    found["assets"] = [asset for asset in found["assets"] if not asset["name"].endswith(".verdict.json")]
-    cat = catalogue.from_releases([found], lambda asset: hub.content[asset["id"]], {})
+    (result,) = hub.releases.values()
+    result["assets"] = [asset for asset in result["assets"] if not asset["name"].endswith(".verdict.json")]
+    cat = catalogue.from_releases([result], lambda asset: hub.content[asset["id"]], {})
     assert (len(cat.wheels), len(cat.unverified), len(cat.problems)) == (0, 3, 3)
     publish(hub, dist)
     assert state(hub)["assets"] == expected(dist)

@@ -33,11 +33,11 @@ PART = ("gfx942",)
 
 def plan_of(*wheels: tuple[Any, Sequence[str]], tag: str = TAG) -> ReleasePlan:
     """The plan of these combinations, each with GPU targets."""
-    found = [
+    result = [
         PlannedWheel(stem=names.stem(names.wheel_name(claim)), targets=tuple(sorted(targets)))
         for claim, targets in wheels
     ]
-    return ReleasePlan(tag=tag, commit=COMMIT, wheels=tuple(found))
+    return ReleasePlan(tag=tag, commit=COMMIT, wheels=tuple(result))
 
 
 def start(hub: Hub, plan: ReleasePlan) -> ReleasePlan:
@@ -54,8 +54,8 @@ def send(hub: Hub, dist: Path, tag: str = TAG) -> str:
 def listed(hub: Hub) -> dict[str, tuple[str, ...]]:
     """Name -> GPU targets of the wheels that the index lists."""
     fetch = lambda asset: hub.content[asset["id"]]  # noqa: E731
-    found = catalogue.from_releases(catalogue.final(hub.releases.values()), fetch, {})
-    return {wheel.name: wheel.verdict.targets for wheel in found.wheels if wheel.listed}
+    result = catalogue.from_releases(catalogue.final(hub.releases.values()), fetch, {})
+    return {wheel.name: wheel.verdict.targets for wheel in result.wheels if wheel.listed}
 
 
 def test_the_matrix_makes_the_plan_of_everything_that_the_jobs_build() -> None:
@@ -76,8 +76,8 @@ def test_the_matrix_makes_the_plan_of_everything_that_the_jobs_build() -> None:
 
 
 def test_several_globs_choose_what_a_release_holds() -> None:
-    found = select.select(versions.load(), {"rocm": matrix_of()}, only="2.8.3 universal; 2.8.3 3.12 2.6.0 6.2 ck")
-    assert [str(each) for each in (*found.universals, *found.cells)] == ["2.8.3", "2.8.3 3.12 2.6.0 6.2"]
+    result = select.select(versions.load(), {"rocm": matrix_of()}, only="2.8.3 universal; 2.8.3 3.12 2.6.0 6.2 ck")
+    assert [str(each) for each in (*result.universals, *result.cells)] == ["2.8.3", "2.8.3 3.12 2.6.0 6.2"]
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_a_build_for_fewer_gpus_never_takes_the_place_of_a_fuller_one(hub: Hub, 
     assert listed(hub) == {full.name: FULL}
     candidate["prerelease"] = False  # as a person can, or an earlier version of this command
     assert listed(hub) == {full.name: FULL}
-    found = catalogue.from_releases(hub.releases.values(), lambda asset: hub.content[asset["id"]], {})
-    assert [wheel.name for wheel in catalogue.newest(found.wheels)] == [full.name]
+    result = catalogue.from_releases(hub.releases.values(), lambda asset: hub.content[asset["id"]], {})
+    assert [wheel.name for wheel in catalogue.newest(result.wheels)] == [full.name]
 
 
 def test_two_tags_at_once_never_publish_one_name_twice(

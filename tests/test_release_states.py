@@ -117,15 +117,15 @@ class Actions(Runner):
 
     def left(self) -> str:
         """What the repository holds: releases and drafts with the Pythons and build numbers of their wheels."""
-        found = []
+        result = []
         for release in self.hub.releases.values():
             names = [asset["name"] for asset in release["assets"] if asset["state"] == "uploaded"]
             assert FILE in names
             wheels = sorted(name.split("-cp")[0].partition("triton")[2].strip("-") + " cp" + name.split("-cp")[1]
                             for name in names if name.endswith(".whl"))  # fmt: skip
             held = ", ".join(f"build {each}" if each[0] != " " else each.strip() for each in wheels)
-            found.append(f"{'draft' if release['draft'] else 'public'} {release['tag_name']}: {held or 'no wheel'}")
-        return "; ".join(found) or "nothing"
+            result.append(f"{'draft' if release['draft'] else 'public'} {release['tag_name']}: {held or 'no wheel'}")
+        return "; ".join(result) or "nothing"
 
 
 @pytest.fixture

@@ -52,12 +52,12 @@ def beside(site: Site, pypi_: str = "pypi") -> list[str]:
 
 def check(python: Path, torch: str, site: Site) -> str:
     """The installed version of flash-attn, which must be a universal wheel's. torch must be unchanged."""
-    found = installed(python)
-    assert found["torch"] == torch
-    assert found["einops"] == "0.8.2"
-    assert found["flash_attn"].endswith("+rocm")
+    result = installed(python)
+    assert result["torch"] == torch
+    assert result["einops"] == "0.8.2"
+    assert result["flash_attn"].endswith("+rocm")
     assert [path for path in site.asked if path.endswith(".tar.gz")] == []
-    return found["flash_attn"]
+    return result["flash_attn"]
 
 
 # Each requirement with one torch by pip, which takes ten times as long as uv.

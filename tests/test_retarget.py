@@ -57,8 +57,8 @@ def test_a_code_object_of_another_target_than_its_assembly(
         made = process.submit(compiler.translate, target, *unit.content)
         source = process.submit(compiler.translate, made_for, *unit.content)
     image, _, assembly = made.result()
-    found = codeobject.read(image)
-    assert (found.target, found.symbol) == (target, "attn_combine")
+    result = codeobject.read(image)
+    assert (result.target, result.symbol) == (target, "attn_combine")
     is_generic = target.endswith("-generic")
     assert image[8] == (4 if is_generic else 3)  # the ELF ABI of code objects of version 6 and of version 5
     assert image[48] == machine

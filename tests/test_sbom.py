@@ -66,8 +66,8 @@ def test_composable_kernel_and_each_of_its_compilers_are_components(tmp_path: Pa
     text = sbom.write(tmp_path, subject("2.8.3+rocm62torch2.5"), parts).read_text(encoding="utf-8")
     assert _fault(text) is None
     bill = json.loads(text)
-    found = {(tool["name"], tool["version"]) for tool in bill["metadata"]["tools"]["components"]}
-    assert found == {("ziglang", "0.15.2"), ("clang-tidy", "20.1.0"), ("triton", "3.7.1")}
+    result = {(tool["name"], tool["version"]) for tool in bill["metadata"]["tools"]["components"]}
+    assert result == {("ziglang", "0.15.2"), ("clang-tidy", "20.1.0"), ("triton", "3.7.1")}
     (source,) = (part for part in bill["components"] if part["name"] == "composable_kernel")
     locked = ck_sources.load()
     assert source["version"] == locked.revision
@@ -83,10 +83,10 @@ def test_assembly_kernels_are_a_component_where_a_store_has_one(tmp_path: Path) 
     kernels = store(tmp_path, "gfx942", kernel_name="asm-fwd-bf16-d128-plain")
     text = sbom.write(tmp_path, subject("2.8.3"), {"flash_attn/_kernels/gfx942.zip": kernels}).read_text("utf-8")
     assert _fault(text) is None
-    (found,) = (part for part in json.loads(text)["components"] if part["name"] == "amd-aiter")
-    assert found["purl"] == f"pkg:pypi/amd-aiter@{asm_package.load().version}"
-    assert found["licenses"] == [{"license": {"id": "MIT"}}]
-    assert found["hashes"] == [{"alg": "SHA-256", "content": asm_package.load().sha256}]
+    (result,) = (part for part in json.loads(text)["components"] if part["name"] == "amd-aiter")
+    assert result["purl"] == f"pkg:pypi/amd-aiter@{asm_package.load().version}"
+    assert result["licenses"] == [{"license": {"id": "MIT"}}]
+    assert result["hashes"] == [{"alg": "SHA-256", "content": asm_package.load().sha256}]
 
 
 def test_a_wheel_without_compiled_parts_has_one_too(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_a_fresh_repository_lacks_nearly_everything(hub: Hub, capsys: pytest.Cap
     }
     assert cli.main(["ready"]) == 1
     said = capsys.readouterr().out
-    found = dict(re.findall(r"(?m)^(?:missing|note) +([\w ]+): .*\n +(https://github.com/owner/name/\S+)$", said))
+    result = dict(re.findall(r"(?m)^(?:missing|note) +([\w ]+): .*\n +(https://github.com/owner/name/\S+)$", said))
     home = "https://github.com/owner/name"
-    assert found == {
+    assert result == {
         "workflows": f"{home}/actions",
         "pull requests of Actions": f"{home}/settings/actions",
         "token of a workflow": f"{home}/settings/actions",

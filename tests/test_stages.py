@@ -24,13 +24,13 @@ def imported(source: str) -> Iterator[tuple[str, ...]]:
     """The modules of rocm_wheels that a source imports, also inside functions, without "rocm_wheels"."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
+            result = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            result = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (tuple(name.split(".")[1:]) for name in found if name.partition(".")[0] == "rocm_wheels")
+        yield from (tuple(name.split(".")[1:]) for name in result if name.partition(".")[0] == "rocm_wheels")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

@@ -66,9 +66,9 @@ def test_a_regression_beyond_the_bound_fails(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "regression: mlp_transformer, fa3 step ms: 1.097 times 2026-11-01" in done.stderr
-    found = json.loads((tmp_path / "trend.json").read_text())
-    assert found["regressions"] == 1
-    step, peak = found["comparisons"]
+    actual = json.loads((tmp_path / "trend.json").read_text())
+    assert actual["regressions"] == 1
+    step, peak = actual["comparisons"]
     assert step["low"] < step["ratio"] < step["high"]
     assert step["low"] > 1.08
     assert step["high"] < 1.12
@@ -203,16 +203,16 @@ def test_benchmarks_run_where_the_wheel_is_installed(
     monkeypatch.setattr(benchmark, "SCRIPTS", tmp_path)
     monkeypatch.setattr(benchmark, "SUITE", (("one.py", "--json"), ("three.py", "--json")))
     output = tmp_path / "results"
-    found = benchmark.run(tmp_path / "a.whl", cache=tmp_path / "cache", output=output)
-    assert [path.name for path in found] == ["one.json", "three.json"]
-    assert found[0].read_text() == "--json"
+    actual = benchmark.run(tmp_path / "a.whl", cache=tmp_path / "cache", output=output)
+    assert [path.name for path in actual] == ["one.json", "three.json"]
+    assert actual[0].read_text() == "--json"
     assert installed == [tmp_path / "a.whl"]
     assert "measuring" in capfd.readouterr().out
     monkeypatch.setattr(benchmark, "SUITE", (("two.py", "--json"), ("one.py", "--json")))
-    found[0].unlink()
+    actual[0].unlink()
     with pytest.raises(VerifyFailed, match=r"two\.py: Command"):
         benchmark.run(tmp_path / "a.whl", cache=tmp_path / "cache", output=output)
-    assert found[0].is_file(), "the others run all the same"
+    assert actual[0].is_file(), "the others run all the same"
 
 
 # Prints what scripts say of themselves, in one process.

@@ -33,13 +33,13 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_candidates_are_kernels_of_a_store(archive: Path) -> None:
     with zipfile.ZipFile(archive) as store:
-        found = json.loads(store.read("manifest.json"))["kernels"]
-    assert sorted(found) == sorted((OWN, WIDE, SMALL))
-    assert {name: (entry["constants"]["BLOCK_M"], entry["constants"]["BLOCK_N"]) for name, entry in found.items()} == {
+        result = json.loads(store.read("manifest.json"))["kernels"]
+    assert sorted(result) == sorted((OWN, WIDE, SMALL))
+    assert {name: (entry["constants"]["BLOCK_M"], entry["constants"]["BLOCK_N"]) for name, entry in result.items()} == {
         OWN: (128, 64), WIDE: (128, 128), SMALL: (64, 64)
     }  # fmt: skip
-    assert found[SMALL]["options"] == {"num_warps": 4, "num_stages": 1, "waves_per_eu": 2}
-    assert len({entry["sha256"] for entry in found.values()}) == 3
+    assert result[SMALL]["options"] == {"num_warps": 4, "num_stages": 1, "waves_per_eu": 2}
+    assert len({entry["sha256"] for entry in result.values()}) == 3
 
 
 def test_the_first_candidate_is_the_kernel_of_the_wheel() -> None:
@@ -173,6 +173,6 @@ def test_elements_that_a_kernel_does_not_write_are_errors(tune: ModuleType) -> N
     """Where it did not write, an earlier result remains."""
     torch = importlib.import_module("torch")
     result = torch.arange(4.0)
-    wanted = [result.clone()]
-    assert not tune.right(lambda: [result], wanted, 0.01)
-    assert tune.right(lambda: [result.copy_(wanted[0])], wanted, 0.01)
+    expected = [result.clone()]
+    assert not tune.right(lambda: [result], expected, 0.01)
+    assert tune.right(lambda: [result.copy_(expected[0])], expected, 0.01)

@@ -47,7 +47,7 @@ def attempt(hub: Hub, dist: Path) -> str:
 
 def check_consistent(hub: Hub) -> dict[str, Verdict]:
     """Checks that the public files are consistent: sums, test reports, metadata. Returns the reports by wheel."""
-    found = {}
+    result = {}
     for release in hub.releases.values():
         if release["draft"]:
             continue
@@ -56,10 +56,10 @@ def check_consistent(hub: Hub) -> dict[str, Verdict]:
         assert content[assets.SUMS] == assets.sums(digests).content
         for name in content:
             if name.endswith(".whl"):
-                found[name] = verdict.parse(name, content[f"{name}.verdict.json"])
-                assert found[name].sha256 == digests[name], "the verdict is about this wheel"
+                result[name] = verdict.parse(name, content[f"{name}.verdict.json"])
+                assert result[name].sha256 == digests[name], "the verdict is about this wheel"
                 assert f"{name}.metadata" in content
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def put_report(hub: Hub, wheel: Path, report: Verdict) -> bytes:
 
 def report_of(wheel: Path, device: dict[str, Any] | None, status: str = PASSED) -> Verdict:
     """The test report of the wheel by a machine with that GPU."""
-    found = verdict.read(wheelhouse.write_verdict(wheel, device=device))
-    gpu = Stage(status=status, details=found.gpu.details)
-    return replace(found, stages={**found.stages, GPU: gpu}) if device else found
+    result = verdict.read(wheelhouse.write_verdict(wheel, device=device))
+    gpu = Stage(status=status, details=result.gpu.details)
+    return replace(result, stages={**result.stages, GPU: gpu}) if device else result
 
 
 @pytest.mark.parametrize("device", [None, H200, W7900], ids=["no GPU", "H200", "W7900"])
@@ -167,13 +167,13 @@ def test_the_reports_of_several_gpus_are_kept(hub: Hub, tmp_path: Path, draft: b
         for release in hub.releases.values():
             release["draft"] = draft
     publish(hub, tmp_path)
-    found = check_consistent(hub)[wheel.name]
-    assert sorted(found.passed_on) == [
+    result = check_consistent(hub)[wheel.name]
+    assert sorted(result.passed_on) == [
         "AMD Instinct MI300X (gfx942)",
         "AMD Radeon PRO W7900 (gfx1100)",
         "NVIDIA H200 (sm_90)",
     ]
-    assert found.ok
+    assert result.ok
     assert "AMD Radeon PRO W7900 (gfx1100)" in state(hub)["body"], "the notes name it"
 
 

@@ -34,14 +34,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_its_bill_of_materials(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         (bill,) = (name for name in archive.namelist() if "/sboms/" in name)
-        found = json.loads(archive.read(bill))["metadata"]
+        result = json.loads(archive.read(bill))["metadata"]
         metadata = archive.read("flash_attn-2.8.3+rocm62torch2.5triton.dist-info/METADATA").decode()
         info = json.loads(archive.read("flash_attn/_build_info.json"))
     assert bill == "flash_attn-2.8.3+rocm62torch2.5triton.dist-info/sboms/flash_attn.cdx.json"
-    assert f"License-Expression: {found['component']['licenses'][0]['expression']}\n" in metadata
-    commits = [each["value"] for each in found["component"].get("properties", ()) if each["name"] == "commit"]
+    assert f"License-Expression: {result['component']['licenses'][0]['expression']}\n" in metadata
+    commits = [each["value"] for each in result["component"].get("properties", ()) if each["name"] == "commit"]
     assert commits == ([info["commit"]] if info["commit"] else [])
-    assert found["timestamp"] == "1980-01-01T00:00:00Z"
+    assert result["timestamp"] == "1980-01-01T00:00:00Z"
 
 
 def test_a_wheel_of_another_commit_and_time_has_the_same_contents(
@@ -58,9 +58,9 @@ def test_a_wheel_of_another_commit_and_time_has_the_same_contents(
 
 
 def test_the_plan_of_a_finished_wheel(built: Path, tmp_path: Path) -> None:
-    found = build.plan_of(built)
-    assert found.cell == plan("gfx942").cell
-    assert found.targets == ("gfx90a", "gfx942")
+    result = build.plan_of(built)
+    assert result.cell == plan("gfx942").cell
+    assert result.targets == ("gfx90a", "gfx942")
     with pytest.raises(DataError, match="is not one of these wheels"):
         build.plan_of(tmp_path / "numpy-2.0.0-cp311-cp311-linux_x86_64.whl")
 
@@ -147,11 +147,11 @@ def test_verify_again(
 
 
 def test_a_kernel_that_the_cache_lacks_is_not_compiled_but_named(tmp_path: Path) -> None:
-    wanted = units.find(["gfx942"])
+    expected = units.find(["gfx942"])
     with pytest.raises(CompileFailed) as caught:
         kernels.require_cached(["gfx942"], cache=tmp_path)
     assert caught.value.message == (
-        f"{len(wanted)} kernels are not in the cache {tmp_path}: first {wanted[0].name} for gfx942"
+        f"{len(expected)} kernels are not in the cache {tmp_path}: first {expected[0].name} for gfx942"
     )
     assert "leave --cached-kernels out" in caught.value.remedy
 

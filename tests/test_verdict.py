@@ -132,8 +132,8 @@ def test_a_verdict_is_not_believed(tmp_path: Path, status: str | None) -> None:
 
 def test_a_written_verdict_reads_back_unchanged(tmp_path: Path) -> None:
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), device=wheelhouse.MI300X)
-    found = verdict.read(path.with_name(path.name + ".verdict.json"))
-    for value in (found, replace(found, benchmarks=MEASURED), replace(found, beside={"x.whl": "0" * 64})):
+    result = verdict.read(path.with_name(path.name + ".verdict.json"))
+    for value in (result, replace(result, benchmarks=MEASURED), replace(result, beside={"x.whl": "0" * 64})):
         assert verdict.read(value.write(path)) == value
 
 

@@ -87,10 +87,10 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
         _report(_test("test_numerics_cpu.py", **numerics)),
         _report(_test("test_smoke.py")),
     )
-    found = verify.verify(repaired, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
-    assert found.ok
+    result = verify.verify(repaired, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
+    assert result.ok
     written = json.loads((tmp_path / f"{NAME}.verdict.json").read_text())
-    assert written == json.loads(json.dumps(found.as_dict()))
+    assert written == json.loads(json.dumps(result.as_dict()))
     assert written["ok"] is True
     assert written["sha256"] == hashlib.sha256(repaired.read_bytes()).hexdigest()
     assert written["size"] == repaired.stat().st_size
@@ -116,7 +116,7 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
     }
     worst = {"float32 forward": 2e-7, "bfloat16 backward": 4e-3}
     assert written["stages"]["cpu numerics"]["details"]["worst error"] == worst
-    summary = found.summary()
+    summary = result.summary()
     assert "worst error 4.0e-03" in summary
     assert "not run: the machine that tested it has no AMD or NVIDIA GPU" in summary
     skipped = len(verdict.TESTED[verdict.GPU])  # in each of the two environments
@@ -146,9 +146,9 @@ def test_packages_of_a_torch_are_removed_before_the_next_torch(tmp_path: Path, m
         machine, env = Machine(cores=1, available_mib=4096), {"PYTORCH_ROCM_ARCH": "gfx942"}
         made = plan.make_universal_plan(data, flash_attn=name, env=env, machine=machine)
         wheels.append((wheelhouse.write(tmp_path, cells.universal(data, name)), made, ()))
-    for found in verify.verify_all(wheels, tmp_path, every=True):
-        assert found.ok
-        tested = [name for name in found.stages if name.startswith("Python")]
+    for result in verify.verify_all(wheels, tmp_path, every=True):
+        assert result.ok
+        tested = [name for name in result.stages if name.startswith("Python")]
         assert "Python 3.11, torch 2.5.1" in tested
         assert len(wheels) * (len(tested) + 1) == len(seen) > len({*map(tuple, seen)}) > 5
     assert all(len(kept) == 1 for kept in seen)
@@ -165,10 +165,10 @@ def test_release_notes_repeat_the_verdict(tmp_path: Path, monkeypatch: pytest.Mo
     report = {**_report(*on_gpu), "devices": [wheelhouse.MI300X] * 2}
     _pretend(monkeypatch, report, _report(_test("test_smoke.py")))
     verify.verify(path, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
-    (found,) = directory.read(tmp_path).wheels
-    assert (found.gpus, found.on_amd_gpu) == (("AMD Instinct MI300X (gfx942)",), True)
-    assert (found.verdict.gpu.status, found.worst_error, found.targets) == ("passed", 5e-3, ("gfx90a", "gfx942"))
-    assert found.beside_pypis_torch
+    (result,) = directory.read(tmp_path).wheels
+    assert (result.gpus, result.on_amd_gpu) == (("AMD Instinct MI300X (gfx942)",), True)
+    assert (result.verdict.gpu.status, result.worst_error, result.targets) == ("passed", 5e-3, ("gfx90a", "gfx942"))
+    assert result.beside_pypis_torch
 
 
 SELFTEST = """
@@ -204,10 +204,10 @@ def test_the_selftest_runs_where_a_gpu_is_required(
             verify.verify(path, plan, tmp_path, require_gpu=True)
     else:
         verify.verify(path, plan, tmp_path, require_gpu=True)
-    found = verdict.read(path.with_name(f"{path.name}.verdict.json"))
-    assert found.stages["selftest"].status == status
+    result = verdict.read(path.with_name(f"{path.name}.verdict.json"))
+    assert result.stages["selftest"].status == status
     if status == "passed":
-        assert found.stages["selftest"].details == {"checks": 3, "passed": 2, "device": "AMD Instinct MI300X"}
+        assert result.stages["selftest"].details == {"checks": 3, "passed": 2, "device": "AMD Instinct MI300X"}
 
 
 @pytest.mark.usefixtures("unreachable")
@@ -292,10 +292,10 @@ def test_torch_comes_from_the_rocm_index_if_it_answers(index: str) -> None:
 
 
 def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = Combination(python="3.12", torch="2.6.0", torch_index="rocm6.2.4")
+    expected = Combination(python="3.12", torch="2.6.0", torch_index="rocm6.2.4")
     _Index.first = [404]
     for code in (404, 403):
-        source = verify.torch_source(wanted)
+        source = verify.torch_source(expected)
         assert (source.requirement, source.index, source.name) == ("torch==2.6.0", None, "pypi")
         assert source.why == f"the ROCm index answered {code}"
         note = f"note: {source.why}: testing with PyPI's torch 2.6.0, which sees no AMD GPU\n"
@@ -303,7 +303,7 @@ def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytes
     with pytest.raises(
         VerifyFailed, match=r"no torch 2\.6\.0 for ROCm .* answered 403: http.*\nRun it again once"
     ) as caught:
-        verify.torch_source(wanted, require_gpu=True)
+        verify.torch_source(expected, require_gpu=True)
     assert f"{index}/rocm6.2.4/torch/" in caught.value.message
 
 
@@ -339,9 +339,9 @@ def test_clean_environment_has_nothing_that_reaches_in(monkeypatch: pytest.Monke
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRITON_INTERPRET"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("UV_CACHE_DIR", "/kept")
-    found = verify.clean_environment()
-    assert not [name for name in found if name.startswith(("PYTHON", "VIRTUAL", "FLASH", "TRITON"))]
-    assert found["UV_CACHE_DIR"] == "/kept"
+    result = verify.clean_environment()
+    assert not [name for name in result if name.startswith(("PYTHON", "VIRTUAL", "FLASH", "TRITON"))]
+    assert result["UV_CACHE_DIR"] == "/kept"
 
 
 @pytest.fixture
@@ -441,12 +441,12 @@ def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    found = json.loads(report.read_text())
-    outcomes = {test["name"].partition("::")[2]: test["outcome"] for test in found["tests"]}
+    result = json.loads(report.read_text())
+    outcomes = {test["name"].partition("::")[2]: test["outcome"] for test in result["tests"]}
     assert outcomes.pop("test_code_objects_are_for_their_target") == "failed"
     assert set(outcomes.values()) == {"passed"}
     assert len(outcomes) == 9
-    stages = verdict.tested_stages(found, "")
+    stages = verdict.tested_stages(result, "")
     assert stages["code objects"].status == "failed"
     assert stages["code objects"].details["bytes"] == {"gfx90a": stores["gfx90a"].stat().st_size}
     assert stages["import"].status == "not run: no test was collected"
@@ -459,5 +459,5 @@ def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(report.read_text())
-    assert {(test["outcome"], test["reason"]) for test in found["tests"]} == {("skipped", "1e-05 minutes are over")}
+    result = json.loads(report.read_text())
+    assert {(test["outcome"], test["reason"]) for test in result["tests"]} == {("skipped", "1e-05 minutes are over")}

@@ -33,14 +33,14 @@ USE = "v_add_f32_e32 v9, v1, v1"
 def kernel(target: str, code: str, threads: int = 256) -> instructions.Kernel:
     lines = (line.strip() for line in code.split("\n"))
     code = "\n".join(line if line.endswith(":") else f"\t{line}" for line in lines)
-    (found,) = instructions.kernels(KERNEL.format(target=target, code=code, threads=threads))
-    return found
+    (result,) = instructions.kernels(KERNEL.format(target=target, code=code, threads=threads))
+    return result
 
 
 def missing(target: str, code: str) -> list[tuple[str, str]]:
     """(instruction, the wait that it lacks)."""
-    found = counters.findings(kernel(target, code), target)
-    return [(one.problem.partition(": without ")[0], one.cure) for one in found]
+    result = counters.findings(kernel(target, code), target)
+    return [(one.problem.partition(": without ")[0], one.cure) for one in result]
 
 
 # A load, and the wait for it and for one younger access of each kind.
@@ -174,11 +174,11 @@ EXCHANGE = """v_and_b32_e32 v1, 0xff, v0
 def test_waves_meet_between_a_write_and_a_read(
     between: str, address: str, offset: str, threads: int, problems: int
 ) -> None:
-    found = exchanges.judged(
+    result = exchanges.judged(
         kernel("gfx942", EXCHANGE.format(between=between, address=address, offset=offset), threads), "gfx942"
     )
-    assert [one.rule for one in found.findings] == [exchanges.RULE] * problems
-    assert found.unknown == []
+    assert [finding.rule for finding in result.findings] == [exchanges.RULE] * problems
+    assert result.unknown == []
 
 
 def test_a_barrier_of_gfx12_has_two_halves() -> None:
@@ -189,7 +189,9 @@ def test_a_barrier_of_gfx12_has_two_halves() -> None:
         ("s_barrier_signal -1", [f"s_endpgm: {late}"]),
         ("s_barrier_signal -1\ns_barrier_wait -1", []),
     ):
-        assert [one.problem for one in exchanges.judged(kernel("gfx1201", code), "gfx1201").findings] == problems
+        assert [
+            finding.problem for finding in exchanges.judged(kernel("gfx1201", code), "gfx1201").findings
+        ] == problems
 
 
 def test_a_missing_barrier_is_refused() -> None:
@@ -262,10 +264,10 @@ def test_a_loop_has_a_round_for_each_of_its_buffers() -> None:
 
 def held(code: str, whole: bool = False) -> list[list[int] | None]:
     """The values of v1 at an access of LDS, for each way to get there. whole: whether the access stands in the code."""
-    found = kernel("gfx950", code if whole else f"{code}\nds_read_b32 v3, v1")
-    place = next(place for place, one in enumerate(found.instructions) if one.text == "ds_read_b32 v3, v1")
-    lanes = Lanes(found, 64)
-    steps = unfolding.steps(found, lanes, {place: instructions.registers("v1")}, set())
+    result = kernel("gfx950", code if whole else f"{code}\nds_read_b32 v3, v1")
+    place = next(place for place, one in enumerate(result.instructions) if one.text == "ds_read_b32 v3, v1")
+    lanes = Lanes(result, 64)
+    steps = unfolding.steps(result, lanes, {place: instructions.registers("v1")}, set())
     reached = (step.address for step in steps if step.place == place)
     return [None if address is None else lanes.value(address).tolist() for address in reached]
 
@@ -296,8 +298,8 @@ BUFFERS = """v_lshlrev_b32 v1, 2, v0
     ],
 )
 def test_waves_exchange_two_buffers(barrier: str, buffer: str, problems: int, unknown: int) -> None:
-    found = exchanges.judged(kernel("gfx942", BUFFERS.format(barrier=barrier, buffer=buffer)), "gfx942")
-    assert (len(found.findings), len(found.unknown)) == (problems, unknown)
+    result = exchanges.judged(kernel("gfx942", BUFFERS.format(barrier=barrier, buffer=buffer)), "gfx942")
+    assert (len(result.findings), len(result.unknown)) == (problems, unknown)
 
 
 WAIT = re.compile(r"s_wait(cnt|cnt_vscnt|_(load|store|ds|km)cnt(_dscnt)?)\b")

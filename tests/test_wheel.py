@@ -58,8 +58,8 @@ def _build(source: Path, output: Path, kind: str, variables: Mapping[str, str]) 
 
 def _metadata(path: Path, name: str) -> list[str]:
     with zipfile.ZipFile(path) as archive:
-        (found,) = (each for each in archive.namelist() if each.endswith(f".dist-info/{name}"))
-        return archive.read(found).decode().splitlines()
+        (result,) = (each for each in archive.namelist() if each.endswith(f".dist-info/{name}"))
+        return archive.read(result).decode().splitlines()
 
 
 def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         (
             "block_sparse_attn",
@@ -382,7 +382,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
     ],
 )
 def test_the_interface_wheel_of_a_wheel(
-    name: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules by which clients detect it, no platform tag, the flash_attn of its label; the same bytes after another
     commit.
@@ -400,7 +400,7 @@ def test_the_interface_wheel_of_a_wheel(
         modules = [name for name in archive.namelist() if ".dist-info/" not in name]
         (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
         assert archive.read(terms) == (ROOT / "LICENSE").read_bytes()
-    assert modules == wanted
+    assert modules == expected
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     again = assemble.assemble_interface(interface, fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
     assert again.read_bytes() == built.read_bytes()

@@ -46,8 +46,8 @@ def built(out: Path, *, cells: bool = False, systems: tuple[str, ...] = ("manyli
             wheelhouse.write(dist, claim, platform=tag, targets=targets)
     for backend in ("ck", "triton") if cells else ():
         wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", backend), targets=GPUS)
-    found = Catalogue(wheels=directory.read(dist).wheels if dist.is_dir() else ())
-    index.build(found, out, versions=versions.load(), home=HOME)
+    result = Catalogue(wheels=directory.read(dist).wheels if dist.is_dir() else ())
+    index.build(result, out, versions=versions.load(), home=HOME)
     return out
 
 
@@ -219,8 +219,8 @@ def test_detection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch" / "version.py").write_text(text)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    found = which.detect()
-    assert (found.torch, found.hip) == ("2.6.0+rocm6.2.4", "6.2.41134-65d174c3e")
+    result = which.detect()
+    assert (result.torch, result.hip) == ("2.6.0+rocm6.2.4", "6.2.41134-65d174c3e")
     for node, version in enumerate(("0", "90402", "90010", "110000", "120001", "90402")):
         (tmp_path / "nodes" / str(node)).mkdir(parents=True)
         (tmp_path / "nodes" / str(node) / "properties").write_text(f"simd_count 4\ngfx_target_version {version}\n")
@@ -314,10 +314,10 @@ def js(engine: MiniRacer, function: str, *arguments: Any) -> Any:
 )
 def test_reports_that_can_be_pasted(page: MiniRacer, text: str, expected: dict[str, Any]) -> None:
     nothing = {"notRocm": False, "unsaid": False, "platform": "", "elsewhere": False}
-    found = js(page, "parseEnvironment", text)
+    result = js(page, "parseEnvironment", text)
     label = re.search(r"\d\+(\S+)", text)
-    assert found.pop("label") == (label[1] if label else "")
-    assert found == {**nothing, **expected}
+    assert result.pop("label") == (label[1] if label else "")
+    assert result == {**nothing, **expected}
 
 
 def test_the_command_to_paste_from_runs_in_a_shell(tmp_path: Path, page: MiniRacer) -> None:

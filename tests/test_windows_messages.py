@@ -21,8 +21,8 @@ def test_the_doctors_messages_are_those_of_the_file() -> None:
     code = f"import sys; sys.path[:0] = {paths!r}; import windows_messages; windows_messages.doctor()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = sections(done.stdout)
-    assert len(found) > 20
-    assert found == sections(GOLDEN.read_text(encoding="utf-8")), (
+    result = sections(done.stdout)
+    assert len(result) > 20
+    assert result == sections(GOLDEN.read_text(encoding="utf-8")), (
         "pytest --update-golden tests/test_wine.py -k messages"
     )

@@ -79,8 +79,8 @@ def test_a_build_for_all_platforms_says_which_has_no_wheel(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = "no wheel for Windows: its torch has none of these GPU targets"
-    for wanted, notes in (("gfx942", [note]), ("gfx942;gfx1101", [])):
-        monkeypatch.setenv("PYTORCH_ROCM_ARCH", wanted)
+    for expected, notes in (("gfx942", [note]), ("gfx942;gfx1101", [])):
+        monkeypatch.setenv("PYTORCH_ROCM_ARCH", expected)
         assert cli.main(["check", "2.8.3", "--platform", "all"]) == 0
         linux, *_ = plan.load(capsys.readouterr().out)
         assert [*linux.notes] == notes

@@ -428,10 +428,10 @@ def test_the_selftest_on_the_cpu(installed: Path, packages: Path, tmp_path: Path
     words = ("-W", "ignore", "-m", "flash_attn.selftest", "--cpu", "--json", wine.windows(report))
     done = wine.run(*words, path=(installed, packages), seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(report.read_text())
-    assert (found["ok"], found["trouble"], found["machine"]["torch"]) == (True, "", f"{TORCH}+cpu")
-    assert len(found["checks"]) == len(steps(on_cpu=True, repeats=2)) - len(found["speed"])
-    assert all(line["sdpa_forward_ms"] > 0 for line in found["speed"])
+    result = json.loads(report.read_text())
+    assert (result["ok"], result["trouble"], result["machine"]["torch"]) == (True, "", f"{TORCH}+cpu")
+    assert len(result["checks"]) == len(steps(on_cpu=True, repeats=2)) - len(result["speed"])
+    assert all(line["sdpa_forward_ms"] > 0 for line in result["speed"])
 
 
 @needs_torch

@@ -58,15 +58,15 @@ def publish(serve: Site) -> Publish:
             beside = [metadata] if build == lost else [metadata, wheel.with_name(wheel.name + ".verdict.json")]
             listed.append({"tag_name": tag, "id": len(listed), "assets": [asset(path) for path in (wheel, *beside)]})
         names = {build_number(path.name): path.name for path in files.glob("*.whl")}
-        found = catalogue.from_releases(
+        result = catalogue.from_releases(
             listed,
             lambda one: (files / one["name"]).read_bytes(),
             {names[build]: REASON for build in yanked},
             {names[build]: REASON for build in withdrawn},
         )
         home = replace(HOME, url=serve.url)
-        index.build(found, serve.root / "site", versions=versions.load(), home=home)
-        return found
+        index.build(result, serve.root / "site", versions=versions.load(), home=home)
+        return result
 
     def asset(path: Path) -> dict[str, Any]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -124,8 +124,8 @@ def test_installers_skip_withdrawn_wheels(
 
 
 def test_an_unverified_wheel_does_not_take_over(publish: Publish, serve: Site, tmp_path: Path) -> None:
-    found = publish({"v1.0.0": 0, "v1.1.0": 1}, lost=1)
-    assert [link.listed for link in found.unverified] == [False]
+    result = publish({"v1.0.0": 0, "v1.1.0": 1}, lost=1)
+    assert [link.listed for link in result.unverified] == [False]
     assert installed_build("uv", tmp_path, serve, "flash-attn==2.8.3+rocm") == 0
 
 
@@ -179,8 +179,8 @@ def test_a_lock_of_uv_moves_on_with_its_upgrade(publish: Publish, serve: Site, t
 
 
 def test_a_hash_pinned_requirement_of_a_withdrawn_wheel_fails(publish: Publish, serve: Site, tmp_path: Path) -> None:
-    found = publish({"v1.0.0": 0, "v1.1.0": 1}, withdrawn=[1])
-    (withdrawn,) = (wheel for wheel in found.wheels if wheel.build == 1)
+    result = publish({"v1.0.0": 0, "v1.1.0": 1}, withdrawn=[1])
+    (withdrawn,) = (wheel for wheel in result.wheels if wheel.build == 1)
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(f"flash-attn==2.8.3+rocm --hash=sha256:{withdrawn.sha256}\n")
     for installer in INSTALLERS:
@@ -193,8 +193,8 @@ def test_a_hash_pinned_requirement_of_a_withdrawn_wheel_fails(publish: Publish, 
 
 
 def test_the_reason_is_in_the_notes_and_on_the_page(publish: Publish, serve: Site) -> None:
-    found = publish({"v1.0.0": 0}, withdrawn=[0])
-    page = notes.render(found.wheels, tag="v1.0.0", index_url=HOME.url, new="", repository="owner/name")
+    result = publish({"v1.0.0": 0}, withdrawn=[0])
+    page = notes.render(result.wheels, tag="v1.0.0", index_url=HOME.url, new="", repository="owner/name")
     assert f"2.8.3 **withdrawn**: {REASON}" in page
     assert "2.8.3+rocm" in page, "the file stays in its release"
     assert f"<em>withdrawn: {REASON}</em>" in (serve.root / "site/index.html").read_text()

@@ -179,9 +179,9 @@ def test_a_failed_report_of_a_gpu_is_no_artifact_of_the_report_that_is_published
         for status in ("success", "failure")
     }
     assert names == {"success": "gpu-verdicts", "failure": "failed-gpu-verdicts-2"}
-    wanted = [step["with"]["name"] for step in load("build.yml")["jobs"]["publish"]["steps"] if "GPU" in step["name"]
+    expected = [step["with"]["name"] for step in load("build.yml")["jobs"]["publish"]["steps"] if "GPU" in step["name"]
               and "with" in step]  # fmt: skip
-    assert wanted == ["gpu-verdicts"]
+    assert expected == ["gpu-verdicts"]
 
 
 def test_the_index_is_deployed_from_the_default_branch(tmp_path: Path) -> None:

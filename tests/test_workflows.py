@@ -77,8 +77,8 @@ def references(text: str) -> list[list[str]]:
 
 
 def needs(job: dict[str, Any]) -> list[str]:
-    wanted = job.get("needs", [])
-    return [wanted] if isinstance(wanted, str) else wanted
+    expected = job.get("needs", [])
+    return [expected] if isinstance(expected, str) else expected
 
 
 def test_these_are_the_workflows() -> None:

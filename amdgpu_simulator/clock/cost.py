@@ -160,7 +160,7 @@ def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:
 
 def _in_one_bank(product: Instruction) -> bool:
     """Whether two of the operands A, B and C of a matrix product begin in the same bank of vector registers."""
-    starts = [found[1] % 4 for text in product.operands[1:4] if (found := register(text)) and found[0] == "v"]
+    starts = [span[1] % 4 for text in product.operands[1:4] if (span := register(text)) and span[0] == "v"]
     return len(set(starts)) < len(starts)
 
 
@@ -172,13 +172,13 @@ def shared(touched: list[Array], target: str) -> Cost:
     """
     own = rates(target)
     if not touched:
-        found = Cost(SHARED, -(-own.lanes // own.banks))
+        cost = Cost(SHARED, -(-own.lanes // own.banks))
     else:
-        found = _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), own.banks)
+        cost = _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), own.banks)
     if own.rdna:
         words = sum(places.shape[-1] for places in touched) // 4
-        return found._replace(cycles=max(found.cycles, words))
-    return found._replace(path=4 * own.banks * (found.cycles - found.conflicts) / own.path)
+        return cost._replace(cycles=max(cost.cycles, words))
+    return cost._replace(path=4 * own.banks * (cost.cycles - cost.conflicts) / own.path)
 
 
 @functools.lru_cache(1 << 14)
@@ -196,19 +196,19 @@ def memory(lines: Collection[int], target: str) -> Cost:
 
 def lines(touched: list[tuple[Array, int]]) -> tuple[int, ...]:
     """The numbers of the cache lines that the accesses touch."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for addresses, size in touched:
         for end in (0, size - 1):
-            found.update(((addresses.astype(np.int64) + end) // LINE).tolist())
-    return tuple(sorted(found))
+            numbers.update(((addresses.astype(np.int64) + end) // LINE).tolist())
+    return tuple(sorted(numbers))
 
 
 def _product(name: str, target: str) -> float:
     """Cycles of a matrix instruction."""
-    found = _PRODUCT.match(name)
-    assert found is not None
-    rows, columns, depth = (int(found[group]) for group in (1, 2, 3))
-    row, kind = rates(target), found[4]
+    match = _PRODUCT.match(name)
+    assert match is not None
+    rows, columns, depth = (int(match[group]) for group in (1, 2, 3))
+    row, kind = rates(target), match[4]
     rate = row.by_32 if kind.startswith("f32") else row.by_8 if "8" in kind else row.by_16
     if not rate:
         raise ValueError(f"{name}: the clock has no rate for it on {target}; see RATES in clock/cost.py")

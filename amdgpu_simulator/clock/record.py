@@ -95,11 +95,11 @@ class Record:
         queues = event.wave.queues
         left = len(queues.vector), len(queues.shared), len(queues.scalar)
         unit = cost.BRANCH if self._branches(event) else static.unit
-        one = Executed(
+        executed = Executed(
             event.status or unit, taken.cycles or static.idle, static.reads, static.writes, left,
             lines, static.loads, static.priority, taken.path,
         )  # fmt: skip
-        self._groups[-1].setdefault(event.wave.index, []).append(one)
+        self._groups[-1].setdefault(event.wave.index, []).append(executed)
 
 
 def _read(parts: tuple[Instruction, ...], target: str) -> _Static:

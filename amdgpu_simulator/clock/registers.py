@@ -43,7 +43,7 @@ def all_rows(instruction: Instruction) -> tuple[Rows, Rows]:
     if not name.startswith("v_") or not rows:
         return sum(rows, ()), ()
     if name.startswith("v_cmpx"):
-        return sum((one for one in rows if one not in (_EXEC, _EXEC[:1])), ()), _EXEC
+        return sum((row for row in rows if row not in (_EXEC, _EXEC[:1])), ()), _EXEC
     if _CARRIES.match(name):
         return sum(rows[2:], ()), rows[0] + rows[1]
     return sum(rows[0 if name.startswith(_ACCUMULATES) else 1 :], ()), rows[0]
@@ -72,9 +72,9 @@ def _scalar(name: str, rows: list[Rows]) -> tuple[Rows, Rows]:
 def rows_of(text: str) -> Rows:
     """The rows of an operand, none for other text than a register."""
     text = text.strip("-|")
-    found = register(text)
-    if not found or text == "null" or text == "off":
+    span = register(text)
+    if not span or text == "null" or text == "off":
         return ()
-    if found[0] == "s":
-        return tuple(range(_FIRST + found[1], _FIRST + found[1] + found[2]))
-    return tuple(range(place(text), place(text) + found[2]))
+    if span[0] == "s":
+        return tuple(range(_FIRST + span[1], _FIRST + span[1] + span[2]))
+    return tuple(range(place(text), place(text) + span[2]))

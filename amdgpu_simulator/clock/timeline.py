@@ -84,40 +84,40 @@ class _Player:
 
     def _own_wait(self, result: Callable[[str, str], int]) -> float:
         """The cycle at which the wave itself is ready: its operands are computed and its loads have arrived."""
-        one, begin = self.one, self.time
-        for row in one.reads:
+        step, begin = self.one, self.time
+        for row in step.reads:
             if row in self._ready:
                 end, computed = self._ready[row]
                 # An accumulating product need not wait for the result of the previous product.
-                chained = computed == one.unit == cost.MATRIX and row in one.writes
-                begin = max(begin, end if chained else end + result(computed, one.unit))
-        for queue, left in zip(self._queues, one.left, strict=True):
+                chained = computed == step.unit == cost.MATRIX and row in step.writes
+                begin = max(begin, end if chained else end + result(computed, step.unit))
+        for queue, left in zip(self._queues, step.left, strict=True):
             if len(queue) > left:
                 begin = max(begin, *islice(queue, len(queue) - left))
         return begin
 
     def execute(self, begin: float, free: dict[Unit, float], issue: int, caches: Caches, result: Latencies) -> None:
-        one = self.one
-        end = begin + one.cycles
+        step = self.one
+        end = begin + step.cycles
         self.time = begin + issue
-        if one.priority >= 0:
-            self.priority = one.priority
-        if needs := self._units.get(one.unit):
+        if step.priority >= 0:
+            self.priority = step.priority
+        if needs := self._units.get(step.unit):
             for unit in needs:
                 # Instructions of other units hold the vector unit for their issue alone. RDNA multiplies in it.
-                issues = unit[0] == cost.VECTOR != one.unit and not (self._rdna and one.unit == cost.MATRIX)
-                free[unit] = self.time if issues else begin + one.path if unit[0] == _PATH else end
-        elif one.unit == cost.BRANCH:
+                issues = unit[0] == cost.VECTOR != step.unit and not (self._rdna and step.unit == cost.MATRIX)
+                free[unit] = self.time if issues else begin + step.path if unit[0] == _PATH else end
+        elif step.unit == cost.BRANCH:
             self.time += result.branch
-        elif one.unit == cost.INVALIDATE:
+        elif step.unit == cost.INVALIDATE:
             caches.empty(self._unit)
         else:
-            self.time += issue * one.cycles
-        for row in one.writes:
-            self._ready[row] = end, one.unit
-        there = caches.serve(one, self._unit, self.group, begin, end) if one.unit == cost.MEMORY else end
-        arrivals = there, max(end, begin + one.path) + result.shared, end + result.constant
-        for queue, left, arrival in zip(self._queues, one.left, arrivals, strict=True):
+            self.time += issue * step.cycles
+        for row in step.writes:
+            self._ready[row] = end, step.unit
+        there = caches.serve(step, self._unit, self.group, begin, end) if step.unit == cost.MEMORY else end
+        arrivals = there, max(end, begin + step.path) + result.shared, end + result.constant
+        for queue, left, arrival in zip(self._queues, step.left, arrivals, strict=True):
             while len(queue) > left:
                 queue.popleft()
             if len(queue) < left:
@@ -178,10 +178,10 @@ def play(
                 ended += 1
                 if ended + resident <= resident * rounds:
                     running[wave.group] = size
-                    for one in range(wave.group * size, (wave.group + 1) * size):
-                        waves[one].restart(wave.time)
-                        ages[one] = born = born + 1
-                        heappush(coming, (wave.time, 0, born, one))
+                    for member in range(wave.group * size, (wave.group + 1) * size):
+                        waves[member].restart(wave.time)
+                        ages[member] = born = born + 1
+                        heappush(coming, (wave.time, 0, born, member))
             continue
         go, time = [number], wave.time
         if wave.one.unit == "barrier":
@@ -189,9 +189,9 @@ def play(
             there.append(number)
             go, parked[wave.group] = (there, []) if len(there) == size else ([], there)
             time += result.barrier
-        for one in go:
-            waves[one].proceed(time)
-            heappush(coming, (time, -waves[one].priority, ages[one], one))
+        for member in go:
+            waves[member].proceed(time)
+            heappush(coming, (time, -waves[member].priority, ages[member], member))
     if waiting := sum(map(len, parked)):
         raise ValueError(f"{waiting} of {len(waves)} waves wait at a barrier that others never come to")
     return max(wave.time for wave in waves)

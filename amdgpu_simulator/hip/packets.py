@@ -31,7 +31,7 @@ class Packet(NamedTuple):
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        x, y, z = (threads // one for threads, one in zip(self.grid, self.block, strict=True))
+        x, y, z = (threads // size for threads, size in zip(self.grid, self.block, strict=True))
         return x, y, z
 
     def content(self, least: int = 0) -> bytes:

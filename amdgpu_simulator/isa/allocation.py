@@ -27,8 +27,8 @@ class Allocation:
         """Raises NotImplementedError for a register that the kernel does not have."""
         for text in tuple(instruction.operands):
             bare = text.lstrip("-").strip("|")
-            if (found := register(bare)) is None or bare[0] not in "vas" or bare.startswith("vcc"):
+            if (span := register(bare)) is None or bare[0] not in "vas" or bare.startswith("vcc"):
                 continue
-            kind, first, count = found
+            kind, first, count = span
             if first + count > self._room[kind]:
                 raise NotImplementedError(f"{kind}{first + count - 1}: the kernel allocates {self._room[kind]}")

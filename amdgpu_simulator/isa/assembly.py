@@ -93,8 +93,8 @@ def parse_line(code: str, constants: dict[str, Array] | None = None) -> tuple[In
 
 def _data(lines: str) -> Array:
     """The bytes of data directives, as an array whose address a kernel can use."""
-    found = re.findall(r"\.(long|short|byte)\s+(\w+)", lines)
-    content = b"".join(int(value, 0).to_bytes(_SIZES[size], "little") for size, value in found)
+    directives = re.findall(r"\.(long|short|byte)\s+(\w+)", lines)
+    content = b"".join(int(value, 0).to_bytes(_SIZES[size], "little") for size, value in directives)
     return np.frombuffer(content, np.uint8)
 
 
@@ -102,10 +102,10 @@ def _operand(text: str, constants: dict[str, Array]) -> str:
     """Code computes the address of data in two halves relative to the instruction. Here each half is a half of the
     absolute address.
     """
-    if (found := _ADDRESS.match(text)) is None:
+    if (match := _ADDRESS.match(text)) is None:
         return text
-    address = constants[found[1]].ctypes.data
-    return str(address >> 32 if found[2] == "hi" else address & 0xFFFFFFFF)
+    address = constants[match[1]].ctypes.data
+    return str(address >> 32 if match[2] == "hi" else address & 0xFFFFFFFF)
 
 
 def _instruction(code: str, constants: dict[str, Array]) -> Instruction:

@@ -86,8 +86,8 @@ class _Decoder:
             if slot:
                 self.refused += [f"{part.text}: {slot} of a pair" for part in parts]
                 return _unknown(f"{slot}: {dual.RULE}")
-        found = register(parts[0].operands[0])
-        index = found[1] if found else 0
+        span = register(parts[0].operands[0])
+        index = span[1] if span else 0
 
         def both(wave: Wave) -> None:
             """The second operation reads registers as they were before the first one wrote."""
@@ -116,15 +116,15 @@ class _Decoder:
             return self._branch(instruction)
         try:
             self._allocation.check(instruction)
-            found = self._find(instruction)
+            step = self._find(instruction)
         except (NotImplementedError, KeyError, ValueError) as error:
             problem = str(error)
-            found = None
+            step = None
         else:
             problem = "not known"
-        if found is None:
+        if step is None:
             self.refused.append(f"{instruction.text}: {problem}")
-        return found or _unknown(problem)
+        return step or _unknown(problem)
 
     def _find(self, instruction: Instruction) -> Execute | None:
         """The function for an instruction. Raises NotImplementedError if the implementation has not read a modifier or

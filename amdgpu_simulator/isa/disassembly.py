@@ -69,7 +69,7 @@ def kernel(image: bytes, symbol: str | None = None, *, target: str | None = None
     instructions, labels = _code(image, described[".name"])
     if any(part.mnemonic == "s_getpc_b64" for parts in instructions for part in parts):
         raise ValueError(f"{described['.name']} reads data stored with its code: run it from its assembly text")
-    arguments = [(one[".offset"], one[".size"], one[".value_kind"]) for one in described.get(".args", ())]
+    arguments = [(arg[".offset"], arg[".size"], arg[".value_kind"]) for arg in described.get(".args", ())]
     return Kernel(described[".name"], target, instructions, labels, descriptor, arguments, {})
 
 
@@ -79,7 +79,7 @@ def _metadata(elf: ELFFile, symbol: str | None) -> tuple[dict[str, Any], str]:
         for note in section.iter_notes() if isinstance(section, NoteSection) else ():
             if note["n_name"] == "AMDGPU":
                 described = msgpack.unpackb(note["n_descdata"])
-                named = [one for one in described["amdhsa.kernels"] if symbol in (None, one[".name"])]
+                named = [entry for entry in described["amdhsa.kernels"] if symbol in (None, entry[".name"])]
                 if len(named) == 1:
                     target = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
                     return dict(named[0]), target
@@ -95,9 +95,9 @@ def _descriptor(elf: ELFFile, symbol: str) -> dict[str, int]:
         raise ValueError("the code object has no symbols")
     if not (symbols := table.get_symbol_by_name(symbol)):
         raise ValueError(f"the code object has no symbol {symbol}")
-    (found,) = symbols
-    section = elf.get_section(found["st_shndx"])
-    start = found["st_value"] - section["sh_addr"]
+    (entry,) = symbols
+    section = elf.get_section(entry["st_shndx"])
+    start = entry["st_value"] - section["sh_addr"]
     words = [int.from_bytes(section.data()[at : at + 4], "little") for at in range(start, start + 64, 4)]
     return {name: words[word] >> first & (1 << bits) - 1 for name, (word, first, bits) in _FIELDS.items()}
 
@@ -113,8 +113,8 @@ def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dic
     instructions: list[tuple[Instruction, ...]] = []
     labels: dict[str, int] = {}
     for line in lines[start + 1 :]:
-        if found := _LABEL.match(line):
-            labels[found[1]] = len(instructions)
+        if match := _LABEL.match(line):
+            labels[match[1]] = len(instructions)
         elif code := line.partition("//")[0].strip():
             instructions.append(parse_line(code))
     return instructions, labels

@@ -199,8 +199,8 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
     """The last step of a division: a product and sum, scaled back if v_div_scale requested it."""
     result = fma(a, b, c) if a.itemsize == 4 else fma64(a, b, c)
     scale = _SCALES[a.itemsize][0]
-    one = np.finfo(a.dtype).maxexp - 1  # the exponent of 1.0
-    return np.where(scaled, np.ldexp(result, np.where(exponent(c) > one, scale, -scale)), result)
+    bias = np.finfo(a.dtype).maxexp - 1  # the exponent of 1.0
+    return np.where(scaled, np.ldexp(result, np.where(exponent(c) > bias, scale, -scale)), result)
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:

@@ -32,10 +32,10 @@ def form(instruction: Instruction) -> str:
 
 def _operand(text: str) -> str:
     bare = re.sub(r"^(sext\()?-?\|?|\|?\)?$", "", text)
-    if found := register(bare):
+    if span := register(bare):
         if bare[0] not in "vas" or bare.startswith("vcc"):  # a named register: vcc, exec, m0, off
             return text
-        return text.replace(bare, found[0] + (str(found[2]) if found[2] > 1 else ""))
+        return text.replace(bare, span[0] + (str(span[2]) if span[2] > 1 else ""))
     return "literal" if bare[:1].isdigit() or text[:1] == "-" else "other"
 
 
@@ -59,4 +59,4 @@ def write() -> None:
     }
     if path := os.environ.get(VARIABLE):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.writelines(f"{one}\n" for one in sorted(forms))
+            file.writelines(f"{name}\n" for name in sorted(forms))

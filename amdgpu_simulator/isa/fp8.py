@@ -90,7 +90,7 @@ def _to_fp8(instruction: Instruction, target: Target) -> Execute:
         raise NotImplementedError("op_sel of operands of 32 bits")
 
     def execute(wave: Wave) -> None:
-        values = [np.broadcast_to(one(wave) / scale(wave), wave.count) for one in read]
+        values = [np.broadcast_to(reader(wave) / scale(wave), wave.count) for reader in read]
         low, up = (narrow(value, target, wave.mode.saturates_fp16) for value in values)
         kept = wave.v[index] & _U32(0xFFFF if high else 0xFFFF0000)
         put(wave, index, kept | (low | up << _U32(8)) << _U32(16 * high))

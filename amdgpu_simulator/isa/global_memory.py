@@ -40,13 +40,13 @@ class Memory:
 
     def load(self, addresses: Array, size: int, wave: int | None = None) -> Array:
         """Reads (n, size) bytes from n addresses. wave: the number of the reading wave, None to skip the race check."""
-        found = np.empty((len(addresses), size), np.uint8)
+        loaded = np.empty((len(addresses), size), np.uint8)
         for lanes, start, content, offsets in self._parts(addresses, size):
             places = offsets[:, None] + np.arange(size)
             if self.order is not None and wave is not None:
                 self.order.load(wave, start, places)
-            found[lanes] = content[places]
-        return found
+            loaded[lanes] = content[places]
+        return loaded
 
     def store(self, addresses: Array, data: Array, wave: int) -> list[Store]:
         """Writes (n, size) bytes at n addresses.

@@ -29,7 +29,7 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
 
     def execute(wave: Wave) -> None:
         total = start if accumulator is None else wave.v[accumulator + registers, lanes].astype(np.int64)
-        left, right = (one(wave) for one in read)
+        left, right = (reader(wave) for reader in read)
         wave.v[first + registers, lanes] = (left @ right.T + total).astype(np.uint32)
 
     return execute

@@ -118,7 +118,7 @@ def _below(instruction: Instruction) -> Execute:
 
     def execute(wave: Wave) -> None:
         lane = np.arange(wave.count)
-        below = np.array([(1 << min(max(int(one) - word, 0), 32)) - 1 for one in lane], np.uint32)
+        below = np.array([(1 << min(max(int(position) - word, 0), 32)) - 1 for position in lane], np.uint32)
         put(wave, index, np.bitwise_count(read(wave) & below).astype(np.uint32) + before(wave))
 
     return execute
@@ -135,7 +135,7 @@ def _carry(instruction: Instruction) -> Execute:
     destination, out, sign = place(operands[0]), scalar_place(operands[1]), -1 if "sub" in name else 1
 
     def execute(wave: Wave) -> None:
-        left, right = (np.broadcast_to(one(wave), wave.count).astype(np.int64) for one in read)
+        left, right = (np.broadcast_to(reader(wave), wave.count).astype(np.int64) for reader in read)
         result = left + sign * right
         if taken is not None and taken32 is not None:
             lanes = bits(taken(wave) if wave.count == 64 else taken32(wave), wave.count)
@@ -170,7 +170,7 @@ def _div_scale(instruction: Instruction) -> Execute:
     read = [source(text, kind) for text in operands[2:5]]
 
     def execute(wave: Wave) -> None:
-        result, scaled = floats.div_scale(*(wave.mode.input(kind, one(wave)) for one in read))
+        result, scaled = floats.div_scale(*(wave.mode.input(kind, reader(wave)) for reader in read))
         write(wave, result)
         wave.set_scalar(out, mask(np.broadcast_to(scaled, wave.count) & wave.lanes), wave.count // 32)
 
@@ -183,7 +183,7 @@ def _div_fmas(instruction: Instruction) -> Execute:
 
     def execute(wave: Wave) -> None:
         scaled = bits(wave.scalar(VCC, 2) if wave.count == 64 else wave.s[VCC], wave.count)
-        a, b, c = (wave.mode.input(kind, one(wave)) for one in read)
+        a, b, c = (wave.mode.input(kind, reader(wave)) for reader in read)
         write(wave, wave.mode.result(kind, floats.div_fmas(a, b, c, scaled)))
 
     return execute
@@ -200,7 +200,7 @@ def _logic(instruction: Instruction) -> Execute:
         for row in range(8):
             if table >> row & 1:
                 a, b, c = (
-                    one(wave) if row >> bit & 1 else ~one(wave) for one, bit in zip(read, (2, 1, 0), strict=True)
+                    term(wave) if row >> bit & 1 else ~term(wave) for term, bit in zip(read, (2, 1, 0), strict=True)
                 )
                 result = result | (a & b & c)
         put(wave, index, result & kept)
@@ -289,7 +289,7 @@ def _packed(instruction: Instruction, ieee: bool | None) -> Execute:
     index, kinds = place(operands[0]), kind * (1 + len(inputs))
 
     def execute(wave: Wave) -> None:
-        parts = [[-one(wave) if negative else one(wave) for one, negative in part] for part in read]
+        parts = [[-reader(wave) if negative else reader(wave) for reader, negative in part] for part in read]
         if wave.mode.plain or kind in "ws":
             results = [compute(*part) for part in parts]
         else:
@@ -314,7 +314,7 @@ def _packed_move(instruction: Instruction) -> Execute:
     index, read = place(operands[0]), [_word(text, "u", chosen[at]) for at, text in enumerate(operands[1:3])]
 
     def execute(wave: Wave) -> None:
-        low, high = (one(wave).copy() for one in read)
+        low, high = (reader(wave).copy() for reader in read)
         put(wave, index, low)
         put(wave, index + 1, high)
 
@@ -324,8 +324,8 @@ def _packed_move(instruction: Instruction) -> Execute:
 def _word(text: str, kind: str, half: int) -> Callable[[Wave], Array]:
     """One of the two words of a register pair. For a constant, both words are the constant."""
     negative, text = text.startswith("-v"), text.removeprefix("-") if text.startswith("-v") else text
-    if found := register(text):
-        text = f"{found[0]}{found[1] + half}"
+    if span := register(text):
+        text = f"{span[0]}{span[1] + half}"
     read = source(text, kind)
     return (lambda wave: -read(wave)) if negative else read
 

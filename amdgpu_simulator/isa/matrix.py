@@ -33,18 +33,18 @@ _LAYOUTS = {"mfma": ("mfma",), "wmma": ("mirrored", "split")}
 
 def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] | None:
     """The function that executes a matrix instruction, or None for another instruction."""
-    found = _NAME.match(instruction.mnemonic)
-    if found is None:
+    match = _NAME.match(instruction.mnemonic)
+    if match is None:
         return None
-    rows, columns, depth = (int(found[index]) for index in (2, 3, 4))
+    rows, columns, depth = (int(match[index]) for index in (2, 3, 4))
     if rows != columns:
         raise NotImplementedError("not known")
-    if target.generation.matrix not in _LAYOUTS[found[1]]:
+    if target.generation.matrix not in _LAYOUTS[match[1]]:
         raise NotImplementedError(f"{target.name} has no such instruction")
     destination, a, b, c = instruction.operands
     # f8f6f4: modifiers select formats other than e4m3, which are not implemented.
-    kinds = (found[5].replace("f8f6f4", "fp8").split("_") * 2)[:2]
-    if found[1] == "mfma":
+    kinds = (match[5].replace("f8f6f4", "fp8").split("_") * 2)[:2]
+    if match[1] == "mfma":
         read = [_mfma_operand(text, kind, rows, depth, target) for text, kind in zip((a, b), kinds, strict=True)]
         lanes, registers = _mfma_places(rows)
     else:
@@ -61,7 +61,7 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
             total = np.broadcast_to(start, (rows, rows)).astype(np.float32)  # type: ignore[arg-type]
         else:
             total = wave.f[accumulator, lanes]
-        left, right = (one(wave) for one in read)
+        left, right = (reader(wave) for reader in read)
         if flush:
             wave.f[first, lanes] = _flushed(left @ right.T + _flushed(total))
         else:

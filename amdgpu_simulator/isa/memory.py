@@ -26,10 +26,10 @@ def decode(instruction: Instruction, target: Target) -> Execute | None:
     name = instruction.mnemonic
     if name.startswith(("s_load_", "s_buffer_load_")):
         return _scalar_load(instruction)
-    found = re.fullmatch(r"(buffer|global|flat|scratch)_(load|store|atomic)_(lds_)?(\w+)", name)
-    if found is None:
+    match = re.fullmatch(r"(buffer|global|flat|scratch)_(load|store|atomic)_(lds_)?(\w+)", name)
+    if match is None:
         return None
-    space, action, direct, form = found.groups()
+    space, action, direct, form = match.groups()
     to_shared = bool(direct) or "lds" in instruction.modifiers
     address = {"buffer": _buffer_address, "scratch": _scratch_address}.get(space, _global_address)
     return _access(instruction, action, form, address(instruction, action, to_shared), space, target, to_shared)
@@ -287,13 +287,13 @@ def _scalar_load(instruction: Instruction) -> Execute:
     def execute(wave: Wave) -> None:
         address = (base(wave) + more(wave) + offset) & ~3
         start, content = wave.memory.range(address, 4 * words)
-        found = int.from_bytes(content[address - start : address - start + 4 * words].tobytes(), "little")
+        value = int.from_bytes(content[address - start : address - start + 4 * words].tobytes(), "little")
         wave.set_scalar(first, -1, words)
 
         def finish() -> None:
             if wave.scalar(first, words) != (1 << 32 * words) - 1:
                 raise RegisterFaultError(f"{instruction.text}: s{first} was overwritten before its load arrived")
-            wave.set_scalar(first, found, words)
+            wave.set_scalar(first, value, words)
 
         wave.queues.scalar.append(Operation(finish))
 

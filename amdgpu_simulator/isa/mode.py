@@ -81,8 +81,8 @@ class Mode:
 
         inputs: the operand of each result.
         """
-        low, high = (self.result("h", np.ascontiguousarray(half).astype(np.uint16).view(np.float16), (one,))
-                     for half, one in zip((word, word >> np.uint32(16)), inputs, strict=True))  # fmt: skip
+        low, high = (self.result("h", np.ascontiguousarray(half).astype(np.uint16).view(np.float16), (operand,))
+                     for half, operand in zip((word, word >> np.uint32(16)), inputs, strict=True))  # fmt: skip
         return low.view(np.uint16) | high.view(np.uint16).astype(np.uint32) << np.uint32(16)
 
     def _keeps(self, kind: str, result: int) -> bool:
@@ -102,10 +102,10 @@ def decode(instruction: Instruction) -> Callable[[Wave], None] | None:
     if name in ("s_denorm_mode", "s_round_mode"):
         first, bits, text = _SUBNORMALS if name == "s_denorm_mode" else _ROUND, 4, operands[0]
     elif name in ("s_setreg_b32", "s_setreg_imm32_b32"):
-        found = re.fullmatch(r"hwreg\((\w+)(?:,\s*(\d+),\s*(\d+))?\)", operands[0])
-        if found is None or found[1] not in ("HW_REG_MODE", "HW_REG_WAVE_MODE", "1"):
+        match = re.fullmatch(r"hwreg\((\w+)(?:,\s*(\d+),\s*(\d+))?\)", operands[0])
+        if match is None or match[1] not in ("HW_REG_MODE", "HW_REG_WAVE_MODE", "1"):
             raise NotImplementedError(f"{operands[0]} is not modelled")
-        first, bits, text = int(found[2] or 0), int(found[3] or 32), operands[1]
+        first, bits, text = int(match[2] or 0), int(match[3] or 32), operands[1]
     else:
         return None
     read, field = scalar(text), (1 << bits) - 1 << first

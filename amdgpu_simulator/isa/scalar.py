@@ -78,8 +78,8 @@ def decode(instruction: Instruction) -> Execute | None:
     name = re.sub(r"^(addk?|sub)_co_([iu]32)$", r"\1_\2", instruction.mnemonic.removeprefix("s_"))
     for maker in (_two, _one, _compare, _constant, _bitset, _saveexec):
         instruction.forget()
-        if (found := maker(name, instruction.operands)) is not None:
-            return found
+        if (function := maker(name, instruction.operands)) is not None:
+            return function
     return None
 
 
@@ -193,30 +193,30 @@ def _one(name: str, operands: tuple[str, ...]) -> Execute | None:
 
 
 def _compare(name: str, operands: tuple[str, ...]) -> Execute | None:
-    found = re.fullmatch(r"cmp_(eq|lg|gt|ge|lt|le)_([iu])(32|64)", name)
-    if found is None:
+    match = re.fullmatch(r"cmp_(eq|lg|gt|ge|lt|le)_([iu])(32|64)", name)
+    if match is None:
         found_bit = re.fullmatch(r"bitcmp([01])_b(32|64)", name)
         if found_bit is None:
             return None
         value, place = scalar(operands[0], int(found_bit[2]) // 32), scalar(operands[1])
-        wanted, size = int(found_bit[1]), int(found_bit[2])
+        expected, size = int(found_bit[1]), int(found_bit[2])
 
         def bit(wave: Wave) -> None:
-            wave.scc = int((value(wave) >> place(wave) % size & 1) == wanted)
+            wave.scc = int((value(wave) >> place(wave) % size & 1) == expected)
 
         return bit
-    compare, size = ORDERS[found[1]], int(found[3])
+    compare, size = ORDERS[match[1]], int(match[3])
     left, right = (scalar(operand, size // 32) for operand in operands)
-    if found[2] == "i":
+    if match[2] == "i":
         return lambda wave: setattr(wave, "scc", int(compare(signed(left(wave), size), signed(right(wave), size))))
     return lambda wave: setattr(wave, "scc", int(compare(left(wave), right(wave))))
 
 
 def _bitset(name: str, operands: tuple[str, ...]) -> Execute | None:
-    found = re.fullmatch(r"bitset([01])_b32", name)
-    if found is None:
+    match = re.fullmatch(r"bitset([01])_b32", name)
+    if match is None:
         return None
-    destination, place, value = scalar_place(operands[0]), scalar(operands[1]), int(found[1])
+    destination, place, value = scalar_place(operands[0]), scalar(operands[1]), int(match[1])
 
     def execute(wave: Wave) -> None:
         bit = 1 << place(wave) % 32
@@ -227,16 +227,16 @@ def _bitset(name: str, operands: tuple[str, ...]) -> Execute | None:
 
 def _constant(name: str, operands: tuple[str, ...]) -> Execute | None:
     """Instructions with an immediate of 16 bits."""
-    found = re.fullmatch(r"(mov|add|mul|cmov)k_i32|cmpk_(eq|lg|gt|ge|lt|le)_([iu])32", name)
-    if found is None:
+    match = re.fullmatch(r"(mov|add|mul|cmov)k_i32|cmpk_(eq|lg|gt|ge|lt|le)_([iu])32", name)
+    if match is None:
         return None
     constant = int(operands[1], 0)
-    if found[2]:
-        compare, read = ORDERS[found[2]], scalar(operands[0])
-        if found[3] == "u":
+    if match[2]:
+        compare, read = ORDERS[match[2]], scalar(operands[0])
+        if match[3] == "u":
             return lambda wave: setattr(wave, "scc", int(compare(read(wave), constant & 0xFFFF)))
         return lambda wave: setattr(wave, "scc", int(compare(signed(read(wave)), signed(constant, 16))))
-    destination, operation, value = scalar_place(operands[0]), found[1], signed(constant, 16)
+    destination, operation, value = scalar_place(operands[0]), match[1], signed(constant, 16)
 
     def execute(wave: Wave) -> None:
         old = signed(wave.s[destination])
@@ -250,11 +250,11 @@ def _constant(name: str, operands: tuple[str, ...]) -> Execute | None:
 
 
 def _saveexec(name: str, operands: tuple[str, ...]) -> Execute | None:
-    found = re.fullmatch(r"(\w+)_saveexec_b(32|64)", name)
-    if found is None:
+    match = re.fullmatch(r"(\w+)_saveexec_b(32|64)", name)
+    if match is None:
         return None
-    size = int(found[2])
-    compute, destination, read = _LOGIC[found[1]], scalar_place(operands[0]), scalar(operands[1], size // 32)
+    size = int(match[2])
+    compute, destination, read = _LOGIC[match[1]], scalar_place(operands[0]), scalar(operands[1], size // 32)
 
     def execute(wave: Wave) -> None:
         old, value = wave.exec(), read(wave)

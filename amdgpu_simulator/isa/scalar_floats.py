@@ -44,8 +44,8 @@ def _float(content: int) -> Array:
 def decode(instruction: Instruction) -> Execute | None:
     """The function that executes an instruction, or None for an instruction of another module."""
     name, operands = instruction.mnemonic.removeprefix("s_"), instruction.operands
-    if found := re.fullmatch(r"cmp_(n?)(eq|lg|gt|ge|lt|le)_f32", name):
-        return _float_comparison(bool(found[1]), found[2], [scalar(text) for text in operands])
+    if match := re.fullmatch(r"cmp_(n?)(eq|lg|gt|ge|lt|le)_f32", name):
+        return _float_comparison(bool(match[1]), match[2], [scalar(text) for text in operands])
     if name not in _OPERATIONS:
         return None
     result, kinds, compute = _OPERATIONS[name]
@@ -55,8 +55,8 @@ def decode(instruction: Instruction) -> Execute | None:
 
     def execute(wave: Wave) -> None:
         values: list[Any] = []
-        for one, kind in zip(read, kinds, strict=True):
-            content = one(wave)
+        for reader, kind in zip(read, kinds, strict=True):
+            content = reader(wave)
             value = _float(content) if kind == "f" else signed(content) if kind == "i" else content
             values.append(wave.mode.input("f", value) if kind == "f" else value)
         computed = compute(*values)
@@ -74,7 +74,7 @@ def _float_comparison(negated: bool, order: str, read: list[Callable[[Wave], int
         compare = lambda a, b: (a < b) | (a > b)  # noqa: E731
 
     def execute(wave: Wave) -> None:
-        a, b = (wave.mode.input("f", _float(one(wave))) for one in (left, right))
+        a, b = (wave.mode.input("f", _float(reader(wave))) for reader in (left, right))
         wave.scc = int(bool(compare(a, b)[0]) != negated)
 
     return execute

@@ -134,12 +134,12 @@ def _swizzle(instruction: Instruction) -> Execute:
     """ds_swizzle_b32 with a named pattern, on groups of n lanes: SWAP exchanges groups; REVERSE and BROADCAST act
     within a group.
     """
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"swizzle\((SWAP|REVERSE|BROADCAST|BITMASK_PERM),\"?([\w,]+)\"?\)", instruction.modifiers["offset"]
     )
-    if found is None or found[1] == "BITMASK_PERM":
+    if match is None or match[1] == "BITMASK_PERM":
         raise NotImplementedError("not known")
-    pattern, numbers = found[1], [int(number) for number in found[2].split(",")]
+    pattern, numbers = match[1], [int(number) for number in match[2].split(",")]
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
 
     def execute(wave: Wave) -> None:

@@ -59,8 +59,8 @@ def decode(instruction: Instruction, gpu: Target, mode: Mode) -> Execute | None:
     mode: the register at the start of the kernel.
     """
     name = _name(instruction)
-    if found := re.fullmatch(r"cmp(x?)_(\w+?)_([fiubB]\d\d)", name):
-        return _comparison(instruction, found[2], _KINDS[found[3]], bool(found[1]))
+    if match := re.fullmatch(r"cmp(x?)_(\w+?)_([fiubB]\d\d)", name):
+        return _comparison(instruction, match[2], _KINDS[match[3]], bool(match[1]))
     if name == "cndmask_b32":
         return _choice(instruction)
     if name in OPERATIONS or name in EXTREMES:
@@ -134,10 +134,10 @@ def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, n
         if len(read) == 2:
             left, right = read
             return lambda wave: write(wave, compute(left(wave), right(wave)))
-        return lambda wave: write(wave, compute(*[one(wave) for one in read]))
+        return lambda wave: write(wave, compute(*[reader(wave) for reader in read]))
 
     def execute(wave: Wave) -> None:
-        values = [one(wave) for one in read]
+        values = [reader(wave) for reader in read]
         if wave.mode.plain:
             write(wave, compute(*values))
         elif name in HALVES_IN_A_WORD and not wave.mode.keeps_subnormal_halves:
@@ -177,19 +177,19 @@ def _readers(modifiers: Modifiers, operands: Sequence[str], kinds: str, halves: 
     """
     if "sdwa" not in modifiers:
         return [source(text, kind, half) for text, kind, half in zip(operands, kinds, halves, strict=False)]
-    found = []
+    readers = []
     for index, (text, kind) in enumerate(zip(operands, kinds, strict=True)):
         choice = modifiers.get(f"src{index}_sel", "DWORD")
         extend = text.startswith("sext(")
         if choice == "DWORD" and not extend:
-            found.append(source(text, kind))
+            readers.append(source(text, kind))
             continue
         if kind not in _DTYPES or (kind == "f" and choice != "DWORD"):
             raise NotImplementedError(f"{choice} is not implemented for an operand of kind {kind}")
         start, width = _SELECTIONS.get(choice, (0, 32))
         chosen = _selection(source(_bare(text), "u"), start, width, extend, kind)
-        found.append(signs(chosen, text) if kind in "fh" else chosen)
-    return found
+        readers.append(signs(chosen, text) if kind in "fh" else chosen)
+    return readers
 
 
 def _bare(text: str) -> str:
@@ -248,7 +248,7 @@ def _moved(modifiers: Modifiers, destination: str, read: list[Read], compute: Co
         active = wave.lanes & (np.array(rows) >> lane // 16 & 1 > 0) & (np.array(banks) >> lane % 16 // 4 & 1 > 0)
         if not bound:
             active &= inside
-        inputs = [np.broadcast_to(one(wave), wave.count) for one in read]
+        inputs = [np.broadcast_to(reader(wave), wave.count) for reader in read]
         inputs[0] = np.where(inside, inputs[0][np.where(inside, origin, 0)], np.zeros(1, inputs[0].dtype))
         result = compute(*inputs) if wave.mode.plain else moded(wave.mode, compute, kinds, inputs)
         np.copyto(wave.v[write_index], result.astype(dtype).view(np.uint32), where=active)
@@ -281,10 +281,10 @@ def _origin(control: str, value: str, lane: Array) -> Array:
 
 
 def _mask_register(text: str) -> tuple[int, int]:
-    found = register(text)
-    if found is None or found[0] != "s":
+    span = register(text)
+    if span is None or span[0] != "s":
         raise NotImplementedError(f"{text} holds no lane mask")
-    return found[1], found[2]
+    return span[1], span[2]
 
 
 def _comparison(instruction: Instruction, order: str, kind: str, to_exec: bool) -> Execute:

@@ -16,10 +16,10 @@ def decode(instruction: Instruction) -> Callable[[Wave], None]:
     """The function that executes a wait."""
     name, _, rest = instruction.text.replace("\t", " ").partition(" ")
     if name == "s_waitcnt":
-        found = {counter: int(left, 0) for counter, left in re.findall(r"(\w+)\((\w+)\)", rest)}
-        if not found or set(found) - {"vmcnt", "lgkmcnt", "expcnt"}:
+        counters = {counter: int(left, 0) for counter, left in re.findall(r"(\w+)\((\w+)\)", rest)}
+        if not counters or set(counters) - {"vmcnt", "lgkmcnt", "expcnt"}:
             raise NotImplementedError("not known")
-        return _wait(found.get("vmcnt"), found.get("lgkmcnt"), found.get("lgkmcnt"))
+        return _wait(counters.get("vmcnt"), counters.get("lgkmcnt"), counters.get("lgkmcnt"))
     left = rest.rpartition(",")[2].strip()
     if name in ("s_waitcnt_vscnt", "s_wait_storecnt"):
         return _wait(None, None, None, int(left, 0))

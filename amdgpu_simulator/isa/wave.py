@@ -104,16 +104,16 @@ class Wave:
 @lru_cache(4096)
 def bits(value: int, lanes: int) -> Array:
     """A lane mask as booleans."""
-    found = np.unpackbits(np.array([value], np.uint64).view(np.uint8), bitorder="little")[:lanes].astype(bool)
-    found.flags.writeable = False
-    return found
+    booleans = np.unpackbits(np.array([value], np.uint64).view(np.uint8), bitorder="little")[:lanes].astype(bool)
+    booleans.flags.writeable = False
+    return booleans
 
 
 @lru_cache(4096)
 def _places(value: int, lanes: int) -> Array:
-    found = np.flatnonzero(bits(value, lanes))
-    found.flags.writeable = False
-    return found
+    indices = np.flatnonzero(bits(value, lanes))
+    indices.flags.writeable = False
+    return indices
 
 
 def mask(lanes: Array) -> int:
@@ -128,26 +128,26 @@ def register(text: str) -> tuple[str, int, int] | None:
     """
     if text in _NAMES:
         return "s", _NAMES[text], 2 if text in ("vcc", "exec") else 1
-    if (found := _REGISTER.match(text)) is None:
+    if (match := _REGISTER.match(text)) is None:
         return None
-    first = int(found[2] or found[3])
-    return found[1], first, int(found[4] or first) - first + 1
+    first = int(match[2] or match[3])
+    return match[1], first, int(match[4] or first) - first + 1
 
 
 def place(text: str) -> int:
     """The row of a vector register in `Wave.v`. Raises NotImplementedError for other text."""
-    found = register(text)
-    if found is None or found[0] == "s":
+    span = register(text)
+    if span is None or span[0] == "s":
         raise NotImplementedError(f"{text} is no vector register")
-    return found[1] + (_ACCUMULATORS if found[0] == "a" else 0)
+    return span[1] + (_ACCUMULATORS if span[0] == "a" else 0)
 
 
 def scalar_place(text: str) -> int:
     """The number of a scalar register. Raises NotImplementedError for other text."""
-    found = register(text)
-    if found is None or found[0] != "s":
+    span = register(text)
+    if span is None or span[0] != "s":
         raise NotImplementedError(f"{text} is no scalar register")
-    return found[1]
+    return span[1]
 
 
 def number(text: str, kind: str = "u") -> int:
@@ -179,9 +179,9 @@ def scalar(text: str, words: int = 1) -> Callable[[Wave], int]:
     """Reads a scalar register or constant of 32 or 64 bits."""
     if text == "scc":
         return lambda wave: wave.scc
-    if found := register(text):
-        index = found[1]
-        if found[0] != "s":
+    if span := register(text):
+        index = span[1]
+        if span[0] != "s":
             raise NotImplementedError(f"{text} is no scalar")
         if words == 1:
             return lambda wave: wave.s[index]
@@ -212,10 +212,10 @@ def signs(read: Read, text: str) -> Read:
 
 
 def _plain(text: str, kind: str, half: int) -> Read:
-    found = register(text)
+    span = register(text)
     if (half and kind not in "hws") or (text.endswith((".l", ".h")) and (half or kind not in "hws")):
         raise NotImplementedError(f"{text}: a half of a register cannot be an operand of kind {kind}")
-    if found and found[0] in "va":
+    if span and span[0] in "va":
         index = place(text)
         if text.endswith(".h"):
             half = 1
@@ -230,7 +230,7 @@ def _plain(text: str, kind: str, half: int) -> Read:
             return lambda wave: (wave.v[index] >> np.uint32(16 * half)).astype(np.uint16).view(dtype)
         return lambda wave: (wave.v[index] | wave.v[index + 1].astype(np.uint64) << np.uint64(32)).view(dtype)
     wide = kind in "UIF"
-    take = scalar(text, 2 if wide else 1) if found else None
+    take = scalar(text, 2 if wide else 1) if span else None
     if take is None:
         constant = _value(number(text, kind), kind, half)
         return lambda _wave: constant

@@ -87,7 +87,7 @@ class Checkout:
         if not path.exists():
             raise ValueError(
                 f"{path} does not exist: name a checkout of https://github.com/ROCm/aotriton, which has the GPUs "
-                f"{', '.join(sorted(found.name for found in self.root.glob('modules/flash/database/amd/*'))) or 'none'}"
+                f"{', '.join(sorted(path.name for path in self.root.glob('modules/flash/database/amd/*'))) or 'none'}"
             )
         return path
 
@@ -103,7 +103,7 @@ def padded(head_dim: int) -> int:
 @cache
 def _database(path: Path) -> sqlite3.Connection:
     """The database of an archive, in memory."""
-    found = sqlite3.connect(":memory:")
+    database = sqlite3.connect(":memory:")
     with tempfile.TemporaryDirectory(prefix="aotriton-") as directory, tarfile.open(path) as archive:
         name = path.name.removesuffix(".tar.xz")
         member = archive.extractfile(name) if name in archive.getnames() else None
@@ -112,5 +112,5 @@ def _database(path: Path) -> sqlite3.Connection:
         unpacked = Path(directory, name)
         unpacked.write_bytes(member.read())
         with sqlite3.connect(unpacked) as stored:
-            stored.backup(found)
-    return found
+            stored.backup(database)
+    return database

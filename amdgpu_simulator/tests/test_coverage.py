@@ -12,7 +12,7 @@ from amdgpu_simulator.tests.test_isa import KERNEL, LOAD, STORE, run
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"),
+    ("code", "expected"),
     [
         ("v_add_f32_e64 v9, -v0, |s4| clamp", "v_add_f32 v,-v,|s| clamp"),
         ("v_add_f32_e32 v9, 0.5, v0", "v_add_f32 v,literal,v"),
@@ -23,9 +23,9 @@ from amdgpu_simulator.tests.test_isa import KERNEL, LOAD, STORE, run
         ("s_endpgm", "s_endpgm"),
     ],
 )
-def test_forms(code: str, wanted: str) -> None:
+def test_forms(code: str, expected: str) -> None:
     (instruction,) = assembly.parse_line(code)
-    assert forms.form(instruction) == wanted
+    assert forms.form(instruction) == expected
 
 
 def test_executed_forms_are_distinguished(

@@ -52,10 +52,10 @@ def test_products_and_sums_are_rounded_once(
         c[2000:] = (np.finfo(dtype).smallest_subnormal * generator.integers(-9, 9, 1000)).astype(dtype)
         b = np.where(np.isfinite(b), b, dtype(1))
         c = np.where(np.isfinite(c), c, dtype(1))
-        found = compute(a, b, c)
+        result = compute(a, b, c)
     exact = [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)]
-    wanted = np.array([rounded(value, dtype) for value in exact])
-    assert np.array_equal(found.astype(np.float64), wanted)
+    expected = np.array([rounded(value, dtype) for value in exact])
+    assert np.array_equal(result.astype(np.float64), expected)
 
 
 def test_an_fma_that_float64_rounds_twice() -> None:
@@ -74,7 +74,7 @@ def two(name: str, a: int, b: int, target: str = "gfx942", more: str = "") -> in
 
 
 @pytest.mark.parametrize(
-    ("name", "a", "b", "target", "wanted"),
+    ("name", "a", "b", "target", "expected"),
     [
         ("max_f32", 0, MINUS, "gfx942", 0),
         ("max_f32", MINUS, 0, "gfx942", 0),
@@ -90,15 +90,17 @@ def two(name: str, a: int, b: int, target: str = "gfx942", more: str = "") -> in
         ("max_num_f32", MINUS, 0, "gfx1201", 0),
     ],
 )  # fmt: skip
-def test_maximum_and_minimum(name: str, a: int, b: int, target: str, wanted: int) -> None:
-    assert two(name, a, b, target) == wanted
+def test_maximum_and_minimum(name: str, a: int, b: int, target: str, expected: int) -> None:
+    assert two(name, a, b, target) == expected
 
 
 @pytest.mark.parametrize(("value", "bit"), [(SNAN, 0), (QNAN, 1), (MINUS | INF, 2), (MINUS, 5), (TINY, 7), (INF, 9)])
 def test_classes(value: int, bit: int) -> None:
-    for wanted in range(10):
-        code = f"v_mov_b32_e32 v7, {value:#x}\n v_mov_b32_e32 v8, {1 << wanted}\n v_cmp_class_f32_e64 s[6:7], v7, v8\n"
-        assert set(run(code + "v_cndmask_b32_e64 v9, 0, 1, s[6:7]")) == {int(wanted == bit)}
+    for expected in range(10):
+        code = (
+            f"v_mov_b32_e32 v7, {value:#x}\n v_mov_b32_e32 v8, {1 << expected}\n v_cmp_class_f32_e64 s[6:7], v7, v8\n"
+        )
+        assert set(run(code + "v_cndmask_b32_e64 v9, 0, 1, s[6:7]")) == {int(expected == bit)}
 
 
 def median(values: tuple[int, int, int], target: str = "gfx942") -> int:
@@ -116,7 +118,7 @@ def test_a_median_with_nan_is_the_smallest_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "clamp", "wanted"),
+    ("value", "clamp", "expected"),
     [
         (QNAN, 1, 0),
         (QNAN, 0, QNAN),
@@ -126,9 +128,9 @@ def test_a_median_with_nan_is_the_smallest_value() -> None:
         (0x3F000000, 0, 0x3F000000),
     ],
 )
-def test_clamp(value: int, clamp: int, wanted: int) -> None:
+def test_clamp(value: int, clamp: int, expected: int) -> None:
     code = f"v_mov_b32_e32 v8, {value:#x}\n v_mul_f32_e64 v9, 1.0, v8 clamp"
-    assert set(moded(code, dx10_clamp=clamp)) == {wanted}
+    assert set(moded(code, dx10_clamp=clamp)) == {expected}
 
 
 def moded(code: str, target: str = "gfx942", **descriptor: int) -> Array:
@@ -156,10 +158,10 @@ def moded(code: str, target: str = "gfx942", **descriptor: int) -> Array:
 def test_subnormals_of_fp32(code: str, value: int, kept: str) -> None:
     """float_denorm_mode_32: bit 0 keeps subnormal inputs, bit 1 subnormal results."""
     code = f"v_mov_b32_e32 v9, 0\n v_mov_b32_e32 v8, {value:#x}\n {code}"
-    wanted = value if kept != "results" else value >> 1
+    expected = value if kept != "results" else value >> 1
     for mode in range(4):
         keeps = {"inputs": mode == 3, "results": mode >> 1 == 1, "always": True}[kept]
-        assert set(moded(code, float_denorm_mode_32=mode)) == {wanted if keeps else 0}, mode
+        assert set(moded(code, float_denorm_mode_32=mode)) == {expected if keeps else 0}, mode
 
 
 def test_fp16_subnormals_have_a_separate_mode() -> None:
@@ -242,7 +244,7 @@ def pair(low: int, high: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         ("add_u16", (0x8003 + 5, 7 - 2)),
         ("sub_u16", (0x8003 - 5, 7 + 2)),
@@ -255,8 +257,8 @@ def pair(low: int, high: int) -> int:
         ("lshlrev_b16", (5 << 3, -2 << 7)),
     ],
 )
-def test_packed_integers(name: str, wanted: tuple[int, int]) -> None:
-    assert two(f"pk_{name}", pair(0x8003, 7), pair(5, -2)) == pair(*wanted)
+def test_packed_integers(name: str, expected: tuple[int, int]) -> None:
+    assert two(f"pk_{name}", pair(0x8003, 7), pair(5, -2)) == pair(*expected)
 
 
 def test_packed_halves() -> None:
@@ -266,7 +268,7 @@ def test_packed_halves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "target", "wanted"),
+    ("code", "target", "expected"),
     [
         ("v_mov_b32_e32 v8, 0x38\n v_cvt_f32_fp8_e64 v9, v8 byte_sel:0", "gfx1201", ONE),
         ("v_mov_b32_e32 v8, 0x38000000\n v_cvt_f32_fp8_e64 v9, v8 byte_sel:3", "gfx1201", ONE),
@@ -282,13 +284,13 @@ def test_packed_halves() -> None:
         ("v_mov_b32_e32 v8, 0xb3000000\n v_fract_f32_e32 v9, v8", "gfx942", 0x3F7FFFFF),
     ],
 )
-def test_other_values(code: str, target: str, wanted: int | None) -> None:
-    found = set(run(code, target, threads=64 if target.startswith("gfx9") else 32))
-    if wanted is None:
-        (value,) = found
+def test_other_values(code: str, target: str, expected: int | None) -> None:
+    result = set(run(code, target, threads=64 if target.startswith("gfx9") else 32))
+    if expected is None:
+        (value,) = result
         assert value & 0xFFFF == 8
     else:
-        assert found == {wanted}
+        assert result == {expected}
 
 
 def test_exponentials_are_rounded_correctly() -> None:
@@ -296,8 +298,8 @@ def test_exponentials_are_rounded_correctly() -> None:
     exact = np.exp2(values.astype(np.longdouble)).astype(np.float32)
     for lane in range(0, 64, 8):
         raw = struct.unpack("<I", values[lane].tobytes())[0]
-        found = run(f"v_mov_b32_e32 v8, {raw:#x}\n v_exp_f32_e32 v9, v8")
-        assert set(found.view(np.float32)) == {exact[lane]}
+        result = run(f"v_mov_b32_e32 v8, {raw:#x}\n v_exp_f32_e32 v9, v8")
+        assert set(result.view(np.float32)) == {exact[lane]}
 
 
 def divide(numerator: float, denominator: float, *, keep: bool) -> float:
@@ -327,8 +329,8 @@ def divide(numerator: float, denominator: float, *, keep: bool) -> float:
 )  # fmt: skip
 def test_divisions_are_rounded_correctly(numerator: float, denominator: float) -> None:
     with np.errstate(all="ignore"):
-        wanted = np.float32(numerator) / np.float32(denominator)
-    assert divide(numerator, denominator, keep=True) == wanted
+        expected = np.float32(numerator) / np.float32(denominator)
+    assert divide(numerator, denominator, keep=True) == expected
 
 
 def test_divisions_with_unknown_scaling_are_refused() -> None:

@@ -17,10 +17,10 @@ def test_fp8_is_the_format_of_torch(target: str, dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(fp8.widen(np.arange(256), gpu), numbers)
     halves = np.arange(1 << 16, dtype=np.uint32) << 16
     values = np.concatenate([halves, halves | 1, halves | 0xFFFF]).view(np.float32)
-    wanted = torch.from_numpy(values).clamp(-largest, largest).to(dtype).view(torch.uint8).numpy()
-    np.testing.assert_array_equal(fp8.narrow(values, gpu, saturates=True), wanted)
+    expected = torch.from_numpy(values).clamp(-largest, largest).to(dtype).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(fp8.narrow(values, gpu, saturates=True), expected)
     # Without saturation, NaN from half a step above the largest number on. torch 2.13 saturates e4m3fn there.
     step = largest / 15 if target == "gfx942" else largest / 14
     inside = np.abs(values) < largest + step / 2
-    np.testing.assert_array_equal(fp8.narrow(values[inside], gpu), wanted[inside])
+    np.testing.assert_array_equal(fp8.narrow(values[inside], gpu), expected[inside])
     assert np.isnan(fp8.widen(fp8.narrow(values[np.abs(values) > largest + step / 2], gpu), gpu)).all()

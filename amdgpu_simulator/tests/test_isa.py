@@ -78,7 +78,7 @@ def floats(code: str, target: str = "gfx942") -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"),
+    ("code", "expected"),
     [
         ("v_add_u32_e32 v9, 0x10, v0", lambda lane: lane + 16),
         ("v_sub_u32_e32 v9, 3, v0", lambda lane: (3 - lane) % 2**32),
@@ -111,9 +111,9 @@ def floats(code: str, target: str = "gfx942") -> list[float]:
         ("s_mov_b64 s[6:7], -1\n s_add_u32 s6, s6, 1\n s_addc_u32 s7, s7, 4\n v_mov_b32_e32 v9, s7", lambda _lane: 4),
     ],
 )  # fmt: skip
-def test_integers(code: str, wanted: object) -> None:
-    assert callable(wanted)
-    assert list(run(code)) == [wanted(lane) for lane in range(64)]
+def test_integers(code: str, expected: object) -> None:
+    assert callable(expected)
+    assert list(run(code)) == [expected(lane) for lane in range(64)]
 
 
 def test_floats() -> None:
@@ -318,7 +318,7 @@ BRING_GLOBAL = BRING.replace("buffer_load_dword v1, s[4:7], 0 offen lds", "globa
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"),
+    ("code", "expected"),
     [
         ("global_load_dword v9, v[2:3], off", NOT_THERE),
         ("global_load_dword v9, v[2:3], off\n s_waitcnt lgkmcnt(0)", NOT_THERE),
@@ -339,9 +339,9 @@ BRING_GLOBAL = BRING.replace("buffer_load_dword v1, s[4:7], 0 offen lds", "globa
         ("ds_read_b32 v9, v1 offset:512\n" + BRING_GLOBAL + "s_waitcnt lgkmcnt(1)", NOT_THERE),
     ],
 )  # fmt: skip
-def test_a_load_arrives_at_its_wait(code: str, wanted: int | None) -> None:
+def test_a_load_arrives_at_its_wait(code: str, expected: int | None) -> None:
     """The load reads 4 * lane. expected is None: the register still holds NaN."""
-    assert list(run(code)) == [4 * lane if wanted is None else wanted for lane in range(64)]
+    assert list(run(code)) == [4 * lane if expected is None else expected for lane in range(64)]
 
 
 def test_shared_memory_is_in_use_until_a_wait() -> None:
@@ -394,12 +394,12 @@ def taken(code: str, target: str) -> dict[str, float]:
     records = [Record(kernel(part, target)) for part in (code, "")]
     for record in records:
         run("", threads=record.kernel.wave, program=machine.Program(record.kernel, record), room=16)
-    found, other = (record.cycles for record in records)
-    return {unit: found[unit] - other[unit] for unit in found if found[unit] != other[unit]}
+    result, other = (record.cycles for record in records)
+    return {unit: result[unit] - other[unit] for unit in result if result[unit] != other[unit]}
 
 
 @pytest.mark.parametrize(
-    ("code", "target", "wanted"),
+    ("code", "target", "expected"),
     [
         ("v_add_u32_e32 v9, 1, v0", "gfx942", {"vector": 4}),
         ("v_add_u32_e32 v9, 1, v0", "gfx1100", {"vector": 1}),
@@ -421,8 +421,8 @@ def taken(code: str, target: str) -> dict[str, float]:
         ("v_wmma_i32_16x16x16_iu8 v[16:23], v[4:5], v[6:7], 0 neg_lo:[1,1,0]", "gfx1201", {"matrix": 8}),
     ],
 )
-def test_cycles(code: str, target: str, wanted: dict[str, int]) -> None:
-    assert taken(code, target) == wanted
+def test_cycles(code: str, target: str, expected: dict[str, int]) -> None:
+    assert taken(code, target) == expected
 
 
 @pytest.mark.parametrize(
@@ -438,8 +438,8 @@ def test_cycles(code: str, target: str, wanted: dict[str, int]) -> None:
     ],
 )
 def test_cycles_of_shared_memory(place: str, read: str, shared: int, conflicts: int) -> None:
-    found = taken(f"{place}\n {read}\n s_waitcnt lgkmcnt(0)", "gfx942")
-    assert (found["shared"], found.get("conflicts", 0)) == (shared, conflicts)
+    result = taken(f"{place}\n {read}\n s_waitcnt lgkmcnt(0)", "gfx942")
+    assert (result["shared"], result.get("conflicts", 0)) == (shared, conflicts)
 
 
 def test_cycles_of_global_memory() -> None:
@@ -453,14 +453,14 @@ def test_cycles_of_global_memory() -> None:
 
 @pytest.mark.parametrize("target", ["gfx1300", "gfx900", "gfx1250", "gfx13-generic"])
 def test_an_unknown_gpu_is_refused_by_name(target: str) -> None:
-    wanted = f"does not know the instructions of {target}, only those of gfx908"
+    expected = f"does not know the instructions of {target}, only those of gfx908"
     code = kernel("v_mov_b32_e32 v9, v0", target)
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match=expected):
         machine.Program(code)
     for question in (cost.rates, latencies):
-        with pytest.raises(ValueError, match=wanted):
+        with pytest.raises(ValueError, match=expected):
             question(target)
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match=expected):
         topology.write(Path("/nowhere"), target, 1)
 
 
@@ -490,14 +490,14 @@ def test_matrix_instructions_of_another_generation_are_refused(instruction: str,
 
 @pytest.mark.parametrize(("target", "words"), [("gfx1100", 4), ("gfx1201", 2)])
 @pytest.mark.parametrize(
-    ("signs", "wanted"), [("[1,1,0]", 40 + 64), ("[0,0,0]", 518184 + 64), ("[1,0,0]", (-3032 + 64) % 2**32)]
+    ("signs", "expected"), [("[1,1,0]", 40 + 64), ("[0,0,0]", 518184 + 64), ("[1,0,0]", (-3032 + 64) % 2**32)]
 )
-def test_products_of_8_bit_integers(target: str, words: int, signs: str, wanted: int) -> None:
+def test_products_of_8_bit_integers(target: str, words: int, signs: str, expected: int) -> None:
     """16 values of k: four times the bytes fe 02 ff 01, which are signed, or not, in each operand."""
     set_up = "".join(f"v_mov_b32_e32 v{index}, 0x01ff02fe\n " for index in range(4, 4 + words))
     code = f"v_wmma_i32_16x16x16_iu8 v[16:23], v[4:{3 + words}], v[4:{3 + words}], 64 neg_lo:{signs}"
-    found = run(f"{set_up}{code}\n v_mov_b32_e32 v9, v21", target, threads=32)
-    assert set(found.view(np.uint32).ravel()[:32].tolist()) == {wanted}
+    result = run(f"{set_up}{code}\n v_mov_b32_e32 v9, v21", target, threads=32)
+    assert set(result.view(np.uint32).ravel()[:32].tolist()) == {expected}
 
 
 def test_arguments_are_packed_by_the_descriptor() -> None:
@@ -519,5 +519,5 @@ def test_arguments_are_packed_by_the_descriptor() -> None:
 
 
 def test_a_modifier_may_have_a_blank() -> None:
-    (found,) = assembly.parse_line("ds_load_b64 v[2:3], v1 offset: 8")
-    assert (list(found.operands), found.modifiers["offset"]) == (["v[2:3]", "v1"], "8")
+    (result,) = assembly.parse_line("ds_load_b64 v[2:3], v1 offset: 8")
+    assert (list(result.operands), result.modifiers["offset"]) == (["v[2:3]", "v1"], "8")

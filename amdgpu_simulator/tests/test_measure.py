@@ -33,9 +33,9 @@ def test_measure_prints_one_line_per_tile(capsys: pytest.CaptureFixture[str]) ->
 def test_a_kernel_of_a_cache() -> None:
     """A tile has 16 rows. For 128 rows, its products with 128 keys and 64 columns run at 512 operations per cycle."""
     variant = triton.parse_kernel("decode-bf16-d64-sink")
-    found = measure.measure(triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]))
-    assert found.matrix % 1024 == 0
-    assert 2048 <= found.matrix < found.cycles
+    result = measure.measure(triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]))
+    assert result.matrix % 1024 == 0
+    assert 2048 <= result.matrix < result.cycles
 
 
 @pytest.mark.parametrize("name", ["fwd-bf16-d64-bias", pytest.param("bwd-dbias-bf16-d64", marks=pytest.mark.long)])

@@ -21,19 +21,19 @@ def compared(name: str, speed: float, clock: float, *, fit: bool = False, tokens
 
 
 def test_only_pairs_of_one_shape_that_differ_have_an_order() -> None:
-    found = [
+    result = [
         compared("a", 10, 12),
         compared("b", 20, 11),  # the clock ranks it below a
         compared("c", 22, 30),  # 10 % from b on the GPU
         compared("d", 40, 50, tokens=2048),  # another shape
     ]
-    assert published.ranks(found, fit=False) == (1, 2)
-    assert published.ranks(found, fit=True) == (0, 0)
+    assert published.ranks(result, fit=False) == (1, 2)
+    assert published.ranks(result, fit=True) == (0, 0)
 
 
 def test_summary_keeps_fitted_figures_apart() -> None:
-    found = [compared("a", 10, 12, fit=True), compared("b", 20, 10), compared("c", 20, 22), compared("d", 10, 9)]
-    lines = list(published.summary(found))[2:]
+    result = [compared("a", 10, 12, fit=True), compared("b", 20, 10), compared("c", 20, 22), compared("d", 10, 9)]
+    lines = list(published.summary(result))[2:]
     assert lines == [
         "| some, fit | 1 | 20 | 20 | 0 of 0 |",
         "| some, held out | 3 | 10 | 50 | 3 of 4 |",
@@ -99,8 +99,8 @@ def test_a_busy_gpu_has_no_tail() -> None:
 
 def test_loops_run_at_the_peak() -> None:
     (row,) = published._rows(["WMMA bf16"])
-    (found,) = published.compare({**row, "lengths": [128, 192]}, Path())
-    assert found.clock == pytest.approx(64 * 1024 * 2.97 / 1e3, rel=0.05)
+    (result,) = published.compare({**row, "lengths": [128, 192]}, Path())
+    assert result.clock == pytest.approx(64 * 1024 * 2.97 / 1e3, rel=0.05)
 
 
 def test_a_directory_without_texts_is_refused(tmp_path: Path) -> None:

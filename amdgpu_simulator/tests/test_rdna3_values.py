@@ -71,15 +71,15 @@ def run(lanes: int, code: list[str], names: list[str]) -> dict[str, Array]:
     return dict(zip(names, out, strict=True))
 
 
-@pytest.mark.parametrize(("lanes", "code", "wanted"), CASES, ids=[f"{i}" for i in range(len(CASES))])
-def test_the_simulator_computes_what_the_hardware_does(lanes: str, code: str, wanted: str) -> None:
-    results = wanted.split()
-    found = run(int(lanes), code.split("; "), registers(results))
+@pytest.mark.parametrize(("lanes", "code", "expected"), CASES, ids=[f"{i}" for i in range(len(CASES))])
+def test_the_simulator_computes_what_the_hardware_does(lanes: str, code: str, expected: str) -> None:
+    results = expected.split()
+    actual = run(int(lanes), code.split("; "), registers(results))
     for result in results:
         parts = RESULT.fullmatch(result)
         assert parts, result
         name, first, last, shift, mask, kind, value, tolerance = parts.groups()
-        for bits in found[name][int(first) : int(last)]:
+        for bits in actual[name][int(first) : int(last)]:
             got = int(bits) >> int(shift or 0) & int(mask or "0xffffffff", 0)
             if kind == "=":
                 assert got == int(value, 0), f"{code}: {result}, not {got:#x}"

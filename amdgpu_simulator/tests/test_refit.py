@@ -85,6 +85,6 @@ def test_hidden_latencies_are_found(target: str) -> None:
     player, hidden = refit.Player(target), hide(target)
     ghz, rows = refit.fit(report(player, hidden), player)
     assert ghz == pytest.approx(GHZ)
-    found = {row.name: row.new for row in rows if row.new is not None}
+    result = {row.name: row.new for row in rows if row.new is not None}
     expected = {name: getattr(hidden, name) for name in refit.LATENCIES if name != "trans" or hidden.trans}
-    assert found == pytest.approx(expected, abs=1)
+    assert result == pytest.approx(expected, abs=1)

@@ -29,13 +29,13 @@ def _imports(path: Path, *, functions: bool = True) -> set[str]:
     """The modules that a file imports, also for types alone. functions: whether imports in functions count."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if functions else (node for part in tree.body for node in _outside_functions(part))
-    found = set()
+    result = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            result |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return result
 
 
 def _outside_functions(node: ast.AST) -> list[ast.AST]:

@@ -178,7 +178,7 @@ def test_registers_in_private_memory() -> None:
     code = "scratch_store_dwordx2 off, v[0:1], off\n scratch_load_dword v9, off, off offset:4\n s_waitcnt vmcnt(0)"
     record = Record(kernel(code, "gfx942"))
     run("", program=machine.Program(record.kernel, record))
-    store, load = (one for one in record.groups[0][0] if one.lines and one.lines[0] < 0)
+    store, load = (group for group in record.groups[0][0] if group.lines and group.lines[0] < 0)
     assert (len(store.lines), len(load.lines)) == (8, 4)
     assert set(load.lines) < set(store.lines)
 
@@ -230,5 +230,5 @@ def test_the_record_of_each_instruction() -> None:
 def test_rdna_multiplies_in_its_vector_units() -> None:
     record = Record(kernel("v_wmma_f32_16x16x16_f16 v[16:23], v[5:12], v[6:13], v[16:23]", "gfx1100"))
     run("", threads=32, program=machine.Program(record.kernel, record))
-    (one,) = (one for one in record.groups[0][0] if len(one.writes) == 8)
+    (one,) = (group for group in record.groups[0][0] if len(group.writes) == 8)
     assert (one.unit, one.cycles, record.cycles["matrix"]) == ("matrix", 32, 32)

@@ -52,13 +52,13 @@ def wave(*lines: tuple[int, str]) -> list[Issue]:
 
 def test_a_pair_that_needs_counts_from_the_newest_operand() -> None:
     fact = FACTS["vector instruction needs the previous one"]
-    found = wave(
+    result = wave(
         (10, "v_add_f32_e32(v[1], v[2], v[3])"),
         (12, "v_add_f32_e32(v[4], v[2], v[3])"),
         (17, "v_add_f32_e32(v[5], v[1], v[4])"),
         (18, "v_add_f32_e32(v[6], v[2], v[3])"),
     )
-    assert traces.gaps(fact, [found]) == [5]
+    assert traces.gaps(fact, [result]) == [5]
 
 
 def test_a_pair_of_neighbours_is_independent() -> None:
@@ -70,11 +70,11 @@ def test_a_pair_of_neighbours_is_independent() -> None:
 
 def test_a_load_writes_its_first_operand() -> None:
     fact = FACTS["LDS load of 16 bytes, use"]
-    found = wave(
+    result = wave(
         (10, "ds_load_b128(v[2:5], v[1])"), (12, "s_waitcnt(64519)"), (48, "v_add_f32_e32(v[0], 0, v[5])"),
         (50, "v_add_f32_e32(v[0], 0, v[1])"),
     )  # fmt: skip
-    assert traces.gaps(fact, [found]) == [38]
+    assert traces.gaps(fact, [result]) == [38]
     stored = wave((10, "v_mov_b32_e32(v[1], 0)"), (28, "ds_store_b32(v[0], v[1])"))
     assert traces.gaps(FACTS["vector result, address or data of LDS"], [stored]) == [18]
 
@@ -126,8 +126,8 @@ def test_short_gaps_of_a_queue_do_not_count() -> None:
 )
 def test_registers_of_an_instruction(text: str, reads: set[int], writes: set[int]) -> None:
     (instruction,) = assembly.parse_line(text)
-    found = registers.all_rows(instruction)
-    assert (set(found[0]), set(found[1])) == (reads, writes)
+    result = registers.all_rows(instruction)
+    assert (set(result[0]), set(result[1])) == (reads, writes)
 
 
 @pytest.mark.parametrize(("third", "cycles"), [("v[22:29]", 32), ("v[24:31]", 34)])
@@ -248,7 +248,7 @@ def test_a_wave_slot_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.parent.mkdir()
     path.write_bytes(pickle.dumps([ProfileProgramEvent(), ProfileSQTTEvent()]))
     (waves,) = thread_trace.waves(path)
-    assert [[(one.time, one.name, one.taken) for one in found] for found in waves] == [[(5, "s_nop", True)]] * 2
+    assert [[(one.time, one.name, one.taken) for one in result] for result in waves] == [[(5, "s_nop", True)]] * 2
 
 
 def _decoder(monkeypatch: pytest.MonkeyPatch, packets: list[tuple[object, object]]) -> None:

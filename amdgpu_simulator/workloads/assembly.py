@@ -32,8 +32,8 @@ def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
         raise ValueError(f"{name}: for {target} there are {', '.join(row.name for row in known) or 'no such kernels'}")
     image = image or assembly_kernels.image(target, name)
     code = disassembly.kernel(image, target=target)
-    found = codeobject.read(image)
-    entry = {"threads": kernel.threads, "shared": 0, "resources": found.resources()}
+    metadata = codeobject.read(image)
+    entry = {"threads": kernel.threads, "shared": 0, "resources": metadata.resources()}
     rows = kernel.rows if kernel.op == "fwd" else kernel.columns
     in_step = assembly_kernels.relies_on_step(target, name)
     paired = kernel.mask == CAUSAL  # a work group processes a tile near the start and a tile near the end
@@ -77,8 +77,8 @@ def another(target: str, kernel: str, file: str, sha256: str) -> bytes:
 
     Raises MissingTool, and DataError for a wrong digest.
     """
-    one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256, places={})
-    return (package.directory(gpu.CACHE, replace(package.load(), objects=(one,))) / one.place).read_bytes()
+    code = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256, places={})
+    return (package.directory(gpu.CACHE, replace(package.load(), objects=(code,))) / code.place).read_bytes()
 
 
 def _plan(kernel: Kernel, rows: int, length: int) -> tuple[Launch, list[torch.Tensor]]:

@@ -86,13 +86,13 @@ class _Parsed(NamedTuple):
 
 
 def _parse(name: str) -> _Parsed:
-    found = _NAME.match(name)
-    if found is None:
+    match = _NAME.match(name)
+    if match is None:
         raise ValueError(
             f"{name}: of Composable Kernel, only the forward and backward of batches can be measured, such as "
             "fwd-bf16-d64-batch-mask, dqdkdv-bf16-d64-batch"
         )
-    return _Parsed(bool(found["op"]), _DTYPES[found["dtype"]], int(found["dim"]), found["options"].split("-")[1:])
+    return _Parsed(bool(match["op"]), _DTYPES[match["dtype"]], int(match["dim"]), match["options"].split("-")[1:])
 
 
 def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, Any]) -> Workload:
@@ -104,9 +104,9 @@ def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, 
 
         def launched(launches: Sequence[Launch], tensors: Tensors) -> None:
             """Runs the kernel. The results of the other kernels of a backward do not affect its cycles."""
-            for one in launches:
-                if one.kernel == name:
-                    machine.launch(program, one.grid, entry["threads"], one.argument, gpu.ranges(tensors))
+            for launch in launches:
+                if launch.kernel == name:
+                    machine.launch(program, launch.grid, entry["threads"], launch.argument, gpu.ranges(tensors))
 
         rows_q, rows_k = (_ROWS, length) if is_forward else (length, _ROWS)
         generator = torch.Generator().manual_seed(0)

@@ -112,10 +112,10 @@ def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
     if variant.name not in store.kernels:
         raise ValueError(f"{store.path} has no kernel {variant.name}; see `rocm_wheels inspect`")
     entry, image = store.kernels[variant.name], store.image(variant.name)
-    found = image, entry, disassembly.kernel(image, entry["symbol"], target=store.target)
+    stored_code = image, entry, disassembly.kernel(image, entry["symbol"], target=store.target)
 
     def code(target: str, asked: Variant, config: Config | None) -> gpu.Found:
-        return found if asked == variant else gpu.compiled_code(target, asked, config)
+        return stored_code if asked == variant else gpu.compiled_code(target, asked, config)
 
     return _workload(store.target, variant, {}, entry, code, causal)
 
@@ -141,10 +141,10 @@ def _workload(
         measured: list[assembly.Kernel] = []  # other kernels with this symbol may be loaded and not launched
 
         def noted(target: str, asked: Variant, config: Config | None) -> gpu.Found:
-            found = code(target, asked, config)
+            result = code(target, asked, config)
             if asked == variant:
-                measured.append(found[2])
-            return found
+                measured.append(result[2])
+            return result
 
         def program(kernel: assembly.Kernel) -> machine.Program:
             return machine.Program(kernel, records.setdefault(id(kernel), Record(kernel)))

@@ -193,27 +193,27 @@ def starts(lengths: list[int]) -> torch.Tensor:
 def tensors_of(case: Case) -> dict[str, torch.Tensor]:
     """The tensors of a case by their names, uninitialized."""
     dtype, heads, heads_k, dim = DTYPES[case["dtype"]], case["heads"], case["heads_k"], case["head_dim"]
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     if case["lengths_q"]:
         shape_q = (sum(case["lengths_q"]) + 5, heads, dim)
         shape_k = (sum(case["lengths_k"]) + 5, heads_k, dim)
-        found["cu_seqlens_q"] = starts(case["lengths_q"])
-        found["cu_seqlens_k"] = found["cu_seqlens_q"] if case["shares_starts"] else starts(case["lengths_k"])
+        result["cu_seqlens_q"] = starts(case["lengths_q"])
+        result["cu_seqlens_k"] = result["cu_seqlens_q"] if case["shares_starts"] else starts(case["lengths_k"])
     else:
         shape_q = (case["batch"], case["seqlen_q"], heads, dim)
         shape_k = (case["batch"], case["seqlen_k"], heads_k, dim)
     if case["page_size"]:
         shape_k = (case["batch"] * case["columns"], case["page_size"], heads_k, dim)
-        found["table"] = torch.zeros(case["batch"], case["columns"], dtype=torch.int32)
+        result["table"] = torch.zeros(case["batch"], case["columns"], dtype=torch.int32)
     for name in ("q", "dout", "dq"):
-        found[name] = torch.empty(shape_q, dtype=dtype)
+        result[name] = torch.empty(shape_q, dtype=dtype)
     for name in ("k", "v", "dk", "dv"):
-        found[name] = torch.empty(shape_k, dtype=dtype)
+        result[name] = torch.empty(shape_k, dtype=dtype)
     if case["alibi"]:
-        found["alibi"] = torch.zeros(heads)
+        result["alibi"] = torch.zeros(heads)
     if case["used"]:
-        found["lengths"] = torch.zeros(len(case["lengths_q"]) or case["batch"], dtype=torch.int32)
-    return found
+        result["lengths"] = torch.zeros(len(case["lengths_q"]) or case["batch"], dtype=torch.int32)
+    return result
 
 
 def call_of(case: Case, tensors: dict[str, torch.Tensor]) -> AttentionCall:
@@ -256,13 +256,13 @@ def launched(case: Case, gpu: Gpu) -> list[list[Any]]:
     """What a case launches: name, grid, and the arguments' bytes in hexadecimal."""
     gpu.kept.clear()
     addresses = Addresses(compute(case, triton_backend))
-    found = []
+    result = []
     for name, grid, given, numbers in gpu.kept:
         fixed = [addresses(address) for address in given]
         letters = "".join("f" if isinstance(number, float) else "i" for number in numbers)
         content = struct.pack(f"<{len(fixed)}Q{letters}", *fixed, *numbers)
-        found.append([name, list(grid), content.hex()])
-    return found
+        result.append([name, list(grid), content.hex()])
+    return result
 
 
 # Where the structures of the planner's calls have addresses: of the shape, of the tensors, of what follows them.
@@ -286,7 +286,7 @@ def asked_of_the_planner(case: Case) -> list[list[str]]:
     with mock.patch.multiple(ck_planner, **patches):
         tensors = compute(case, ComposableKernel(triton_backend))
     addresses = Addresses(tensors)
-    found = []
+    result = []
     for what, packed in asked:
         shared = case["heads"] != case["heads_k"] or case["head_dim"] not in (32, 64, 128, 256)
         if what not in _STRUCTURES or (what == "backward" and shared):
@@ -298,8 +298,8 @@ def asked_of_the_planner(case: Case) -> list[list[str]]:
         for place in (*_OF_SHAPE, *of_tensors, *(after + offset for offset in rest)):
             (address,) = struct.unpack_from("<Q", content, place)
             struct.pack_into("<Q", content, place, addresses(address))
-        found.append([what, content.hex()])
-    return found
+        result.append([what, content.hex()])
+    return result
 
 
 def chosen(case: Case, gpu: Gpu) -> list[Any]:
@@ -340,9 +340,9 @@ def record() -> str:
     for target in TARGETS:
         gpu = Gpu(target)
         with device.using(gpu):
-            found = [launched(case, gpu) for case in every]
+            result = [launched(case, gpu) for case in every]
         tiles = json.dumps(dict(sorted(gpu.tiles.items())))
-        calls = ",\n".join(json.dumps(one, separators=(",", ":")) for one in found)
+        calls = ",\n".join(json.dumps(one, separators=(",", ":")) for one in result)
         lines.append(
             f'"{target}": {{"compute_units": {gpu.compute_units},\n"choice": {_choice(target)},\n'
             f'"tiles": {tiles},\n"launches": [\n{calls}\n]}}'
@@ -354,9 +354,9 @@ def record() -> str:
     for target, units in (("gfx942", 304), ("gfx942", 80), ("gfx950", 256), ("gfx90a", 104)):
         gpu = Gpu(target, composable=True, compute_units=units)
         with device.using(gpu):
-            found = ",\n".join(json.dumps(chosen(case, gpu), separators=(",", ":")) for case in every)
+            result = ",\n".join(json.dumps(chosen(case, gpu), separators=(",", ":")) for case in every)
         head = f'"target": "{target}", "compute_units": {units},\n"choice": {_choice(target)}'
-        sources.append(f'{{{head}, "calls": [\n{found}\n]}}')
+        sources.append(f'{{{head}, "calls": [\n{result}\n]}}')
     composable = ",\n".join(json.dumps(one, separators=(",", ":")) for one in planned)
     every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
     head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n'

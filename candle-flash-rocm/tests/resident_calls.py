@@ -30,12 +30,12 @@ CAPACITY = 1 << 22
 def mapped(content: bytes) -> list[tuple[int, int]]:
     """The mappings of this process that addresses among a kernel's arguments lie in."""
     words = struct.unpack(f"<{len(content) // 8}Q", content[: len(content) // 8 * 8])
-    found = []
+    result = []
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         start, end = (int(place, 16) for place in line.split()[0].split("-"))
         if line.split()[1].startswith("rw") and any(start <= word < end for word in words):
-            found.append((start, end - start))
-    return found
+            result.append((start, end - start))
+    return result
 
 
 def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
@@ -51,7 +51,7 @@ def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
     ran: list[str] = []
 
     def run(packet: packets.Packet) -> None:
-        (kernel,) = (one for one in kernels if is_of(packet, one.code))
+        (kernel,) = (kernel for kernel in kernels if is_of(packet, kernel.code))
         ran.append(kernel.name)
         content = packet.content()
         machine.launch(
@@ -69,9 +69,9 @@ def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
         status = library.rocm_candle_run(json.dumps(request).encode(), answer, ctypes.c_size_t(CAPACITY))
         if status:
             raise RuntimeError(f"{case}: {answer.value.decode()}")
-    found = json.loads(answer.value)
+    result = json.loads(answer.value)
     for name, values, exact in zip(
-        ("out", "dq", "dk", "dv"), (found["out"], *found["gradients"]), wanted(tensors, case), strict=True
+        ("out", "dq", "dk", "dv"), (result["out"], *result["gradients"]), wanted(tensors, case), strict=True
     ):
         error = float((torch.tensor(values).view(exact.shape) - exact).abs().max() / exact.abs().max())
         if not error < 2e-2:

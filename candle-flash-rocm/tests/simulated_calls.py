@@ -97,7 +97,7 @@ def has_norms(target: str, dtype: str) -> bool:
 
 def stored(target: str, directory: Path, cases: Sequence[Case], more: Sequence[Variant] = ()) -> list[Loaded]:
     """Compiles the kernels that the cases need, and `more`, and writes their store."""
-    found, objects = [], {}
+    result, objects = [], {}
     variants = list(more)
     for dtype in sorted({case.dtype for case in cases}):
         variants += [Variant(operation, dtype, 32, "plain") for operation in ("fwd", "bwd-dq", "bwd-dkdv")]
@@ -108,9 +108,9 @@ def stored(target: str, directory: Path, cases: Sequence[Case], more: Sequence[V
         entry = {**entry, "sha256": hashlib.sha256(image).hexdigest()}
         objects[variant.name] = (store.group_of("triton", variant.name), Compiled(image, {variant.name: entry}))
         code = through_hip.code_of(image, entry["symbol"])
-        found.append(Loaded(variant.name, entry["threads"], code, machine.Program(assembly.parse(text))))
+        result.append(Loaded(variant.name, entry["threads"], code, machine.Program(assembly.parse(text))))
     (directory / f"{target}.zip").write_bytes(store.archive(target, ("triton", "simulated"), objects))
-    return found
+    return result
 
 
 def names_of(case: Case, target: str) -> list[str]:
@@ -147,15 +147,15 @@ def amd_stored(target: str, directory: Path, cases: Sequence[Case]) -> list[Load
     compiled = {name: composable(target, name) for case in cases for name in names_of(case, target)}
     (unit,) = AssemblyKernels().units(target, only="asm-fwd-bf16-d128-causal")
     compiled["asm-fwd-bf16-d128-causal"] = AssemblyKernels().compile(unit, gpu.CACHE)
-    found, objects = [], {}
+    result, objects = [], {}
     for name, (image, entries) in compiled.items():
         entry = {**entries[name], "sha256": hashlib.sha256(image).hexdigest()}
         objects[name] = (store.group_of("ck", name), Compiled(image, {name: entry}))
         code = through_hip.code_of(image, entry["symbol"])
         program = machine.Program(disassembly.kernel(image, entry["symbol"], target=target))
-        found.append(Loaded(name, entry["threads"], code, program))
+        result.append(Loaded(name, entry["threads"], code, program))
     (directory / f"{target}.zip").write_bytes(store.archive(target, ("ck", "simulated"), objects))
-    return found
+    return result
 
 
 def wanted(tensors: dict[str, torch.Tensor], case: Case) -> list[torch.Tensor]:

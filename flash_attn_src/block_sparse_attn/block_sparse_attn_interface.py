@@ -160,8 +160,8 @@ def _read(
     q: torch.Tensor, k: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, types: torch.Tensor
 ) -> _Call:
     """Reads the lengths and the types, for which the host waits once."""
-    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "head_mask_type": types}
-    for name, x in given.items():
+    tensors = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "head_mask_type": types}
+    for name, x in tensors.items():
         check_strided(name, x)
         if x.dim() != 1 or x.is_floating_point():
             raise ValueError(f"{name}: got {x.dtype} {tuple(x.shape)}, wanted integers with one axis")
@@ -174,7 +174,7 @@ def _read(
             f"cu_seqlens_q, cu_seqlens_k: got {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]} elements, wanted "
             "batch + 1 each, at least 2"
         )
-    numbers = torch.cat([x.to(torch.int64) for x in given.values()]).tolist()
+    numbers = torch.cat([x.to(torch.int64) for x in tensors.values()]).tolist()
     count = cu_seqlens_q.shape[0]
     ends = {"cu_seqlens_q": (numbers[:count], q.shape[0]), "cu_seqlens_k": (numbers[count : 2 * count], k.shape[0])}
     for name, (cu, total) in ends.items():

@@ -135,12 +135,12 @@ def round_multiple(x: int, m: int) -> int:
     return (x + m - 1) // m * m
 
 
-def _run(call: AttentionCall, *given: torch.Tensor) -> Result:
-    """The result of a checked call; given: q, k, v, or the tensors that they are views of."""
+def _run(call: AttentionCall, *inputs: torch.Tensor) -> Result:
+    """The result of a checked call; inputs: q, k, v, or the tensors that they are views of."""
     if torch.is_grad_enabled() and not is_compiling():
-        for x in (*given, *learned(call.options)):
+        for x in (*inputs, *learned(call.options)):
             if x is not None and x.requires_grad:
-                return differentiable(call, *given)
+                return differentiable(call, *inputs)
     return attend(None, call)
 
 
@@ -401,9 +401,9 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, options, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
         block_table, rotary_interleaved, num_splits,
     )  # fmt: skip
-    given = None, k_descale, v_descale
-    check_kvcache(call, return_softmax_lse, dtype_cache=k_cache.dtype if has_wide_queries(call, given) else None)
-    set_descales(call, given)
+    descales = None, k_descale, v_descale
+    check_kvcache(call, return_softmax_lse, dtype_cache=k_cache.dtype if has_wide_queries(call, descales) else None)
+    set_descales(call, descales)
     check_pages(call)
     call.q = maybe_contiguous(call.q)
     if call.k is not None and v is not None:

@@ -85,9 +85,9 @@ def _hidden(bounds: torch.Tensor, causal: bool) -> torch.Tensor:
     """The two ranges of hidden queries of each key (batch, heads, seqlen_k, 2, 2)."""
     count = bounds.shape[-1]
     if count not in _BOUNDS[bool(causal)]:
-        wanted = " or ".join(map(str, _BOUNDS[bool(causal)]))
+        counts = " or ".join(map(str, _BOUNDS[bool(causal)]))
         raise ValueError(
-            f"startend_row_indices: got shape {tuple(bounds.shape)}, wanted {wanted} bounds in its last dimension with "
+            f"startend_row_indices: got shape {tuple(bounds.shape)}, wanted {counts} bounds in its last dimension with "
             f"causal={causal}"
         )
     first, last = torch.zeros_like(bounds[..., :1]), torch.full_like(bounds[..., :1], torch.iinfo(torch.int32).max)

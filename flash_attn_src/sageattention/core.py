@@ -176,9 +176,9 @@ class _Options(NamedTuple):
     smooth_k: bool
 
 
-def _options(given: dict[str, Any], sm_scale: float | None, is_causal: bool) -> _Options:
+def _options(arguments: dict[str, Any], sm_scale: float | None, is_causal: bool) -> _Options:
     """The keyword arguments of a call. Raises for a value that would be ignored."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name == "dropout_p":
             if value:
                 raise NotImplementedError(f"dropout_p: got {value}, wanted 0: call scaled_dot_product_attention")
@@ -194,7 +194,7 @@ def _options(given: dict[str, Any], sm_scale: float | None, is_causal: bool) -> 
             is_causal = bool(value) or is_causal
         elif name not in ("attn_mask", "smooth_k", "enable_gqa") and not _changes_nothing(name, value):
             raise TypeError(f"sageattention got an unexpected keyword argument {name!r}, which no kernel here honours")
-    return _Options(given.get("attn_mask"), sm_scale, is_causal, given.get("smooth_k", True))
+    return _Options(arguments.get("attn_mask"), sm_scale, is_causal, arguments.get("smooth_k", True))
 
 
 def _changes_nothing(name: str, value: object) -> bool:

@@ -15,7 +15,7 @@ _STEPS = ("EXTEND", "MIXED", "DECODE", "IDLE")
 def refuse_runner(runner: Any) -> None:
     """Raises NotImplementedError for a model, a cache or a server that no kernel serves."""
     parallel = get_parallel()
-    found = {
+    features = {
         "latent attention (MLA)": runner.use_mla_backend,
         "an encoder-decoder model": runner.model_config.is_encoder_decoder,
         "speculative decoding": runner.spec_algorithm.is_speculative(),
@@ -25,7 +25,7 @@ def refuse_runner(runner: Any) -> None:
         "--dcp-size above 1": parallel.attn_dcp_size > 1,
         "--attn-cp-size above 1": parallel.attn_cp_size > 1,
     }
-    for name, is_found in found.items():
+    for name, is_found in features.items():
         if is_found:
             raise NotImplementedError(f"{NAME} does not serve {name}: use --attention-backend triton")
     if runner.dtype not in (torch.float16, torch.bfloat16):
@@ -49,10 +49,10 @@ def refuse_step(mode: Any, *, in_graph: bool) -> None:
 
 def refuse_layer(layer: Any) -> None:
     """Raises NotImplementedError for a layer's kind of attention."""
-    wanted = {"is_cross_attention": False, "pos_encoding_mode": "NONE"}
+    expected = {"is_cross_attention": False, "pos_encoding_mode": "NONE"}
     if layer.logit_cap:
-        wanted["logit_capping_method"] = "tanh"
-    for name, value in wanted.items():
+        expected["logit_capping_method"] = "tanh"
+    for name, value in expected.items():
         if getattr(layer, name) != value:
             raise NotImplementedError(f"{name}: got {getattr(layer, name)!r}, wanted {value!r} for {NAME}")
     if layer.attn_type.value != "decoder":

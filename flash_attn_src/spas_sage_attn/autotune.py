@@ -83,10 +83,10 @@ def extract_sparse_attention_state_dict(model: nn.Module, verbose: bool = False)
     """The thresholds of a model: the entries of its state_dict that belong to a SparseAttentionMeansim."""
     state = model.state_dict()
     prefixes = tuple(f"{name}." if name else "" for name, _ in _modules(model))
-    found = {name: value for name, value in state.items() if name.startswith(prefixes)} if prefixes else {}
+    thresholds = {name: value for name, value in state.items() if name.startswith(prefixes)} if prefixes else {}
     if verbose:
-        print("\n".join(found))
-    return found
+        print("\n".join(thresholds))
+    return thresholds
 
 
 def load_sparse_attention_state_dict(

@@ -126,12 +126,12 @@ def block_sparse_sage2_attn_cuda(
     check_strided("mask_id", mask_id)  # type: ignore[arg-type]
     assert mask_id is not None
     seen = mask_id if mask_id.dtype is torch.bool else mask_id != 0
-    wanted = (-(-call.q.shape[1] // BLOCK_SIZE[0]), -(-call.k.shape[1] // BLOCK_SIZE[1]))
+    blocks = (-(-call.q.shape[1] // BLOCK_SIZE[0]), -(-call.k.shape[1] // BLOCK_SIZE[1]))
     sizes = (call.q.shape[0], call.q.shape[2])
-    if seen.dim() != 4 or seen.shape[2:] != wanted or any(seen.shape[i] not in (1, sizes[i]) for i in (0, 1)):
+    if seen.dim() != 4 or seen.shape[2:] != blocks or any(seen.shape[i] not in (1, sizes[i]) for i in (0, 1)):
         raise ValueError(
-            f"mask_id: got shape {tuple(mask_id.shape)}, wanted (1 or {sizes[0]}, 1 or {sizes[1]}, {wanted[0]}, "
-            f"{wanted[1]}): blocks of {BLOCK_SIZE[0]} queries and {BLOCK_SIZE[1]} keys"
+            f"mask_id: got shape {tuple(mask_id.shape)}, wanted (1 or {sizes[0]}, 1 or {sizes[1]}, {blocks[0]}, "
+            f"{blocks[1]}): blocks of {BLOCK_SIZE[0]} queries and {BLOCK_SIZE[1]} keys"
         )
     if seen.device != q.device:
         raise ValueError(f"mask_id: got it on {seen.device}, wanted {q.device} as q has")

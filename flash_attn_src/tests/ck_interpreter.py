@@ -28,13 +28,13 @@ class Fields:
         self.place = 0
 
     def read(self, letters: str) -> Any:
-        found = []
+        result = []
         for letter in letters:
             size = struct.calcsize(letter)
             self.place += -self.place % size
-            found.append(struct.unpack_from(letter, self.content, self.place)[0])
+            result.append(struct.unpack_from(letter, self.content, self.place)[0])
             self.place += size
-        return found if len(found) > 1 else found[0]
+        return result if len(result) > 1 else result[0]
 
     def align(self) -> None:
         """A part of the structure that holds pointers ends on 8 bytes."""
@@ -66,17 +66,17 @@ def run(launches: Sequence[Launch]) -> None:
 
 def _features(fields: Fields, options: set[str]) -> dict[str, Any]:
     """ALiBi and the window, which lie behind the common part."""
-    found: dict[str, Any] = {"slopes": None, "window": (-1, -1)}
+    result: dict[str, Any] = {"slopes": None, "window": (-1, -1)}
     if "alibi" in options:
-        found["slopes"] = fields.read("Qi")
+        result["slopes"] = fields.read("Qi")
         fields.align()
     if "mask" in options:
         left, right, kind = fields.read("iii")
         assert kind == 2  # aligned to the last query and key
         # Else the kernels would add slope * key instead of slope * distance.
         assert not ("alibi" in options and left < 0 and right == 0)
-        found["window"] = (left, right)
-    return found
+        result["window"] = (left, right)
+    return result
 
 
 def _scores(
@@ -145,8 +145,8 @@ def _fwd(fields: Fields, dtype: torch.dtype, bucket: int, options: set[str], gri
             queries = view(q + 2 * (places[0] + h * hq), dtype, (sq, dim), (rq, 1))
             keys = view(k + 2 * (places[1] + h // group * hk), dtype, (sk, dim), (rk, 1))
             values = view(v + 2 * (places[2] + h // group * hv), dtype, (sk, dim), (rv, 1))
-            found, row_lse = _attend(_scores(queries, keys, scale, features, b, h, softcap), values)
-            view(out + 2 * (places[3] + h * ho), dtype, (sq, dim), (ro, 1)).copy_(found)
+            result, row_lse = _attend(_scores(queries, keys, scale, features, b, h, softcap), values)
+            view(out + 2 * (places[3] + h * ho), dtype, (sq, dim), (ro, 1)).copy_(result)
             view(lse + 4 * (places[4] + h * lse_head), torch.float32, (sq,), (1,)).copy_(_positive(row_lse))
 
 
@@ -357,8 +357,8 @@ def _splitkv(fields: Fields, dtype: torch.dtype, bucket: int, options: set[str],
             width = -(-sk // splits)
             for split in range(splits):
                 part = slice(split * width, (split + 1) * width)
-                found, row_lse = _attend(scores[:, part], values[part])
-                view(out + 4 * (split * so + places[2] + h * ho), torch.float32, (sq, dim), (ro, 1)).copy_(found)
+                result, row_lse = _attend(scores[:, part], values[part])
+                view(out + 4 * (split * so + places[2] + h * ho), torch.float32, (sq, dim), (ro, 1)).copy_(result)
                 view(lse + 4 * (split * sl + places[1] + h * hl), torch.float32, (sq,), (1,)).copy_(row_lse)
 
 

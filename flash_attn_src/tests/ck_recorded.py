@@ -51,14 +51,14 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = BF16, seed: int = 0) 
 
 def both(call: Any, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Results and gradients of a call here and by PyTorch in fp32."""
-    found = []
+    result = []
     for exact in (False, True):
         given = [(x.float() if exact else x).detach().requires_grad_() for x in inputs]
         with backends.using(torch_backend) if exact else nullcontext():
             out, lse, _ = call(*given, return_attn_probs=True)
             gradients = torch.autograd.grad(out, given, torch.ones_like(out) * 0.5 + out.detach())
-        found.append([out.detach(), lse.detach(), *gradients])
-    return found[0], found[1]
+        result.append([out.detach(), lse.detach(), *gradients])
+    return result[0], result[1]
 
 
 def compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:

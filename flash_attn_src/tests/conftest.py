@@ -122,9 +122,9 @@ def fp8_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     convert = interpreter._convert_float
 
-    def rounded(x: Any, given: Any, wanted: Any, mode: Any) -> Any:
-        if wanted is not interpreter.tl.float8e4nv:
-            return convert(x, given, wanted, mode)
+    def rounded(x: Any, given: Any, expected: Any, mode: Any) -> Any:
+        if expected is not interpreter.tl.float8e4nv:
+            return convert(x, given, expected, mode)
         wide = convert(x, given, interpreter.tl.float32, mode).view(np.float32) if given.name != "fp32" else x
         small = torch.from_numpy(np.ascontiguousarray(wide)).to(torch.float8_e4m3fn)
         return small.view(torch.uint8).numpy().reshape(x.shape)

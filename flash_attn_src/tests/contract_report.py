@@ -21,10 +21,10 @@ def signature(function: Any) -> str:
 
 
 def look_up(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
+    result: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def count(result: Any) -> int:
@@ -45,13 +45,13 @@ def results(version: str) -> dict[str, tuple[int, bool]]:
     torch.manual_seed(0)
     dim = 12  # of no multiple of 8: 2.6 pads it
     q, k, v = (torch.randn(2, 5, 2, dim, requires_grad=True) for _ in range(3))
-    wanted, wanted_lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    expected, wanted_lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     dout = torch.randn_like(q)
-    gradients = torch.autograd.grad(wanted, (q, k, v), dout)
+    gradients = torch.autograd.grad(expected, (q, k, v), dout)
     q, k, v = (x.detach() for x in (q, k, v))
     ends = torch.tensor([0, 5, 10], dtype=torch.int32)
     scale = dim**-0.5
-    found = {}
+    result = {}
     for varlen in (False, True):
         words = "_varlen" if varlen else ""
         lengths = (ends, ends, 5, 5) if varlen else ()
@@ -67,8 +67,8 @@ def results(version: str) -> dict[str, tuple[int, bool]]:
         else:
             padded_q, padded_k, padded_v, padded_out, lse = *map(shaped, (q, k, v)), *given[:2]
         flat_lse = wanted_lse.transpose(0, 1).flatten(1) if varlen else wanted_lse
-        right = near(out, shaped(wanted)) and near(lse, flat_lse)
-        found[f"_flash_attn{words}_forward"] = (count(given), right)
+        right = near(out, shaped(expected)) and near(lse, flat_lse)
+        result[f"_flash_attn{words}_forward"] = (count(given), right)
 
         backward: Callable[..., Any] = getattr(interface, f"_flash_attn{words}_backward")
         makes_buffers = varlen and version.startswith("2.6")
@@ -80,10 +80,10 @@ def results(version: str) -> dict[str, tuple[int, bool]]:
         if makes_buffers:
             buffers = given[:3]
         right = all(near(got[..., :dim], shaped(want)) for got, want in zip(buffers, gradients, strict=True))
-        found[f"_flash_attn{words}_backward"] = (count(given), right)
+        result[f"_flash_attn{words}_backward"] = (count(given), right)
     given = bert_padding.unpad_input(torch.randn(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]]))
-    found["unpad_input"] = (count(given), given[2].tolist() == [0, 2, 5] and given[3] == 3)
-    return found
+    result["unpad_input"] = (count(given), given[2].tolist() == [0, 2, 5] and given[3] == 3)
+    return result
 
 
 def main() -> None:
@@ -91,23 +91,23 @@ def main() -> None:
     import flash_attn
 
     version = flash_attn.__version__
-    wanted: dict[str, dict[str, str]] = {}
+    expected: dict[str, dict[str, str]] = {}
     release = sys.argv[1]
     tables = (contract["all"], contract.get(contract["like"].get(release), {}), contract[release])
     for table in tables:
         for module, names in table.items():
-            wanted.setdefault(module, {}).update(names)
+            expected.setdefault(module, {}).update(names)
     missing = [
         f"{module}.{name}" for module, names in contract["names"].items() for name in names
         if not hasattr(importlib.import_module(module), name)
     ]  # fmt: skip
-    offered = {module: {name: signature(look_up(module, name)) for name in names} for module, names in wanted.items()}
+    offered = {module: {name: signature(look_up(module, name)) for name in names} for module, names in expected.items()}
     has_triton = "triton" in sys.modules
     json.dump(
         {
             "file": flash_attn.__file__,
             "version": version,
-            "wanted": wanted,
+            "wanted": expected,
             "offered": offered,
             "missing": missing,
             "results": results(release),

@@ -89,19 +89,19 @@ def with_gradients(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     return out.detach(), *torch.autograd.grad(out, leaves, dout)
 
 
-def _near(name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+def _near(name: str, got: torch.Tensor, expected: torch.Tensor) -> None:
     """As near as two orders of summing are."""
-    assert_close(name, got, wanted.float(), tiny=max(16.0 * torch.finfo(wanted.dtype).eps, 1e-5))
+    assert_close(name, got, expected.float(), tiny=max(16.0 * torch.finfo(expected.dtype).eps, 1e-5))
 
 
 def nan_stays_in_its_batch_entry_and_head(case: Case) -> None:
     """NaN in one key head of one sequence, in q, k and v: all others keep their bits, gradients too."""
     q, k, v = case.tensors()
-    wanted = with_gradients(case, q, k, v)
+    expected = with_gradients(case, q, k, v)
     group = case.heads // case.heads_k
     k[-1, :, -1] = v[-1, :, -1] = torch.nan
     q[-1, :, -group:] = torch.nan
-    for name, got, best in zip(("out", "dq", "dk", "dv"), with_gradients(case, q, k, v), wanted, strict=True):
+    for name, got, best in zip(("out", "dq", "dk", "dv"), with_gradients(case, q, k, v), expected, strict=True):
         heads = group if name in ("out", "dq") else 1
         got[-1, :, -heads:] = best[-1, :, -heads:]
         assert torch.equal(got, best), name
@@ -137,8 +137,8 @@ def a_mask_in_an_extra_channel_is_a_mask(case: Case) -> None:
     # A row whose keys are all hidden averages them for -3e4.
     if case.causal or case.window != (-1, -1):
         return
-    for name, got, wanted in zip(("out", "dk", "dv"), results[1], results[0], strict=True):
-        _near(name, got, wanted)
+    for name, got, expected in zip(("out", "dk", "dv"), results[1], results[0], strict=True):
+        _near(name, got, expected)
 
 
 def padding_the_head_dim_changes_nothing(case: Case) -> None:
@@ -148,16 +148,16 @@ def padding_the_head_dim_changes_nothing(case: Case) -> None:
     scale = case.dim**-0.5
     wide = [torch.nn.functional.pad(x, (0, 8)) for x in (q, k, v)]
     options = {**case.options, "softmax_scale": scale}
-    wanted = flash_attn.flash_attn_func(q, k, v, **options)  # type: ignore[arg-type]
+    expected = flash_attn.flash_attn_func(q, k, v, **options)  # type: ignore[arg-type]
     got = flash_attn.flash_attn_func(*wide, **options)  # type: ignore[arg-type]
-    _near("out", got[..., : case.dim_v], wanted)
+    _near("out", got[..., : case.dim_v], expected)
     assert not got[..., case.dim_v :].any()
 
 
 def strides_change_nothing(case: Case) -> None:
     """Tries transposed tensors, and slices of a wider tensor whose other columns are NaN."""
     tensors = case.tensors()
-    wanted, _ = attend(case, *tensors)
+    expected, _ = attend(case, *tensors)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
     parts = []
     for x in tensors:
@@ -165,13 +165,13 @@ def strides_change_nothing(case: Case) -> None:
         beside[..., 3:-2] = x
         parts.append(beside[..., 3:-2])
     for given in (transposed, parts):
-        _near("out", attend(case, *given)[0], wanted)
+        _near("out", attend(case, *given)[0], expected)
 
 
 def packed_is_as_dense(case: Case) -> None:
     """Packed sequences, with rows of NaN between them that belong to no sequence; max_seqlen may be larger."""
     q, k, v = case.tensors()
-    wanted, _ = attend(case, q, k, v)
+    expected, _ = attend(case, q, k, v)
 
     def pack(x: torch.Tensor) -> torch.Tensor:
         beside = torch.full((3, *x.shape[2:]), torch.nan, dtype=x.dtype, device=DEVICE)
@@ -188,7 +188,7 @@ def packed_is_as_dense(case: Case) -> None:
         assert isinstance(out, torch.Tensor)
         assert not out[:3].any()
         assert not out[-3:].any()
-        _near("out", out[3:-3].view(wanted.shape), wanted)
+        _near("out", out[3:-3].view(expected.shape), expected)
 
 
 def a_longest_length_that_is_too_small_shows(case: Case) -> None:
@@ -196,10 +196,10 @@ def a_longest_length_that_is_too_small_shows(case: Case) -> None:
     q, k, v = (x.flatten(0, 1) for x in case.tensors())
     steps = torch.arange(case.batch + 1, dtype=torch.int32, device=DEVICE)
     cu = [steps * case.seqlen_q, steps * case.seqlen_k]
-    wanted = flash_attn.flash_attn_varlen_func(
+    expected = flash_attn.flash_attn_varlen_func(
         q, k, v, *cu, case.seqlen_q, case.seqlen_k, **case.options  # type: ignore[arg-type]
     )  # fmt: skip
-    assert isinstance(wanted, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
     try:
         got = flash_attn.flash_attn_varlen_func(
             q, k, v, *cu, case.seqlen_q // 2, case.seqlen_k // 2, **case.options  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def a_longest_length_that_is_too_small_shows(case: Case) -> None:
     except ValueError:
         return
     assert isinstance(got, torch.Tensor)
-    _near("out", torch.where(got.isnan(), wanted, got), wanted)
+    _near("out", torch.where(got.isnan(), expected, got), expected)
 
 
 def a_sink_of_zero_is_a_key_of_zeros(case: Case) -> None:
@@ -217,17 +217,17 @@ def a_sink_of_zero_is_a_key_of_zeros(case: Case) -> None:
     q, k, v = case.tensors()
     options = {**case.options, "s_aux": None}
     longer = [torch.nn.functional.pad(x, (0, 0, 0, 0, 1, 0)) for x in (k, v)]
-    wanted = flash_attn.flash_attn_func(q, *longer, return_attn_probs=True, **options)  # type: ignore[arg-type]
+    expected = flash_attn.flash_attn_func(q, *longer, return_attn_probs=True, **options)  # type: ignore[arg-type]
     options["s_aux"] = torch.zeros(case.heads, dtype=case.dtype, device=DEVICE)
     got = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **options)  # type: ignore[arg-type]
-    _near("out", got[0], wanted[0])
-    _near("lse", got[1], wanted[1])
+    _near("out", got[0], expected[0])
+    _near("lse", got[1], expected[1])
 
 
 def a_bias_of_a_mask_and_alibi_is_both(case: Case) -> None:
     """The mask as -inf and the distances of ALiBi, spelled out in a bias, in out and in dq, dk and dv."""
     q, k, v = case.tensors()
-    wanted = with_gradients(case, q, k, v)
+    expected = with_gradients(case, q, k, v)
     rows = torch.arange(case.seqlen_q, device=DEVICE)[:, None] + case.seqlen_k - case.seqlen_q
     distance = (torch.arange(case.seqlen_k, device=DEVICE) - rows).float()
     left, right = case.window[0], 0 if case.causal else case.window[1]
@@ -244,20 +244,20 @@ def a_bias_of_a_mask_and_alibi_is_both(case: Case) -> None:
     assert isinstance(out, torch.Tensor)
     dout = torch.arange(out.numel(), device=DEVICE).cos().reshape(out.shape).to(out.dtype)
     got = (out.detach(), *torch.autograd.grad(out, leaves, dout))
-    for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted, strict=True):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, expected, strict=True):
         _near(name, a, b)
 
 
 def nothing_is_left_unwritten(case: Case) -> None:
     """New memory holds NaN: torch's deterministic mode fills it."""
     tensors = case.tensors()
-    wanted = with_gradients(case, *tensors)
+    expected = with_gradients(case, *tensors)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         got = with_gradients(case, *tensors)
     finally:
         torch.use_deterministic_algorithms(False)
-    for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted, strict=True):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, expected, strict=True):
         assert b.isfinite().all(), name
         assert torch.equal(a, b), name
 

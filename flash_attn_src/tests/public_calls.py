@@ -37,8 +37,8 @@ class Call:
     def run(self, **changed: torch.Tensor) -> list[torch.Tensor]:
         """Runs the call with some tensors replaced. Returns its results, then the tensors that it wrote."""
         tensors = {**self.tensors, **changed}
-        found = self.function(**tensors, **self.options)
-        results = list(found) if isinstance(found, (tuple, list)) else [found]
+        result = self.function(**tensors, **self.options)
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
         kept = [x for x in results if isinstance(x, torch.Tensor)]
         return kept + [tensors[name] for name in self.written]
 
@@ -92,7 +92,7 @@ def calls(
     With head_dim 1, functions that cannot have it are left out.
     """
     torch.manual_seed(batch + seqlen_q + dim)
-    found: dict[str, Call] = {}
+    result: dict[str, Call] = {}
     q, k, v = (torch.randn(batch, n, h, dim) for n, h in ((seqlen_q, heads), (seqlen_k, heads_k), (seqlen_k, heads_k)))
     qkv = {"q": q, "k": k, "v": v}
     slopes, sinks = torch.rand(batch, heads), torch.randn(heads)
@@ -114,36 +114,38 @@ def calls(
     cache = {"q": q, "k_cache": cache_k, "v_cache": cache_v}
     new = {"k": torch.randn(batch, 1, heads_k, dim), "v": torch.randn(batch, 1, heads_k, dim)}
     # FlashAttention-2
-    found["func"] = Call(flash_attn.flash_attn_func, qkv, {"causal": True})
-    found["func, alibi and sinks"] = Call(
+    result["func"] = Call(flash_attn.flash_attn_func, qkv, {"causal": True})
+    result["func, alibi and sinks"] = Call(
         flash_attn.flash_attn_func, {**qkv, "alibi_slopes": slopes, "s_aux": sinks}, {"return_attn_probs": True}
     )
-    found["func, bias"] = Call(flash_attn.flash_attn_func, {**qkv, "attn_bias": bias, "s_aux": sinks})
-    found["qkvpacked"] = Call(flash_attn.flash_attn_qkvpacked_func, {"qkv": three, "s_aux": sinks})
-    found["kvpacked"] = Call(flash_attn.flash_attn_kvpacked_func, {"q": q, "kv": two, "alibi_slopes": slopes[0]})
-    found["varlen"] = Call(flash_attn.flash_attn_varlen_func, {**both, "alibi_slopes": slopes, "s_aux": sinks}, longest)
-    found["varlen, pages"] = Call(
+    result["func, bias"] = Call(flash_attn.flash_attn_func, {**qkv, "attn_bias": bias, "s_aux": sinks})
+    result["qkvpacked"] = Call(flash_attn.flash_attn_qkvpacked_func, {"qkv": three, "s_aux": sinks})
+    result["kvpacked"] = Call(flash_attn.flash_attn_kvpacked_func, {"q": q, "kv": two, "alibi_slopes": slopes[0]})
+    result["varlen"] = Call(
+        flash_attn.flash_attn_varlen_func, {**both, "alibi_slopes": slopes, "s_aux": sinks}, longest
+    )
+    result["varlen, pages"] = Call(
         flash_attn.flash_attn_varlen_func, {**both, "k": paged_k, "v": paged_v, "block_table": table},
         {**longest, "causal": True},
     )  # fmt: skip
-    found["varlen qkvpacked"] = Call(
+    result["varlen qkvpacked"] = Call(
         flash_attn.flash_attn_varlen_qkvpacked_func, {"qkv": three.flatten(0, 1), "cu_seqlens": ends_k},
         {"max_seqlen": seqlen_k},
     )  # fmt: skip
-    found["varlen kvpacked"] = Call(
+    result["varlen kvpacked"] = Call(
         flash_attn.flash_attn_varlen_kvpacked_func, {"q": rows["q"], "kv": two.flatten(0, 1), **ends}, longest
     )
     appended = {"return_softmax_lse": True}
     written = ("k_cache", "v_cache")
-    found["kvcache"] = Call(
+    result["kvcache"] = Call(
         flash_attn.flash_attn_with_kvcache,
         {**cache, "cache_seqlens": used, "cache_leftpad": first, "cache_batch_idx": index, "s_aux": sinks,
          "alibi_slopes": slopes}, appended,
     )  # fmt: skip
-    found["kvcache, new"] = Call(
+    result["kvcache, new"] = Call(
         flash_attn.flash_attn_with_kvcache, {**cache, **new, "cache_seqlens": fewer, "s_aux": sinks}, appended, written
     )
-    found["kvcache, pages"] = Call(
+    result["kvcache, pages"] = Call(
         flash_attn.flash_attn_with_kvcache,
         {"q": q, "k_cache": paged_k, "v_cache": paged_v, **new, "cache_seqlens": fewer, "block_table": table},
         appended, written,
@@ -154,13 +156,13 @@ def calls(
         _positional(function, names, **_OPTIONS) for function, names in zip(both_ways, (_FWD, _VARLEN_FWD), strict=True)
     )
     if dim % 8 == 0:
-        found["extension fwd"] = Call(
+        result["extension fwd"] = Call(
             fwd, {**qkv, "out_": torch.empty_like(q), "alibi_slopes_": slopes}, written=("out_",)
         )
-        found["extension varlen_fwd"] = Call(
+        result["extension varlen_fwd"] = Call(
             varlen_fwd, {**both, "out_": torch.empty_like(rows["q"]), "seqused_k": fewer}, longest, ("out_",)
         )
-        found["extension varlen_fwd, pages"] = Call(
+        result["extension varlen_fwd, pages"] = Call(
             varlen_fwd,
             {**both, "k": paged_k, "v": paged_v, "block_table_": table, "leftpad_k_": first * 0, "seqused_k": fewer},
             longest,
@@ -168,63 +170,63 @@ def calls(
         out, lse, *_ = fwd(**qkv)
         gradients = {f"d{name}_": torch.empty_like(x) for name, x in qkv.items()}
         known = {"dout": torch.randn_like(q), **qkv, "out": out, "softmax_lse": lse}
-        found["extension bwd"] = Call(
+        result["extension bwd"] = Call(
             _positional(extension.bwd, _BWD, **_OPTIONS), {**known, **gradients}, written=tuple(gradients)
         )
         inner = {**known, **{f"d{name}": torch.empty_like(x) for name, x in qkv.items()}}
-        found["_flash_attn_backward"] = Call(_flash_attn_backward, inner, _BACKWARD_OPTIONS, ("dq", "dk", "dv"))
-        found["FA3 _flash_attn_backward"] = Call(
+        result["_flash_attn_backward"] = Call(_flash_attn_backward, inner, _BACKWARD_OPTIONS, ("dq", "dk", "dv"))
+        result["FA3 _flash_attn_backward"] = Call(
             fa3._flash_attn_backward, inner, {"softmax_scale": 0.3, "is_causal": True}, ("dq", "dk", "dv")
         )
         out, lse, *_ = varlen_fwd(**both, **longest)
         packed = {"dout": torch.randn_like(rows["q"]), **both, "out": out, "softmax_lse": lse}
         gradients = {f"d{name}_": torch.empty_like(x) for name, x in rows.items()}
-        found["extension varlen_bwd"] = Call(
+        result["extension varlen_bwd"] = Call(
             _positional(extension.varlen_bwd, _VARLEN_BWD, **_OPTIONS), {**packed, **gradients}, longest,
             tuple(gradients),
         )  # fmt: skip
         inner = {**packed, **{f"d{name}": torch.empty_like(x) for name, x in rows.items()}}
-        found["_flash_attn_varlen_backward"] = Call(
+        result["_flash_attn_varlen_backward"] = Call(
             _flash_attn_varlen_backward, inner, {**_BACKWARD_OPTIONS, **longest}, ("dq", "dk", "dv")
         )
-        found["FA3 _flash_attn_backward, packed"] = Call(
+        result["FA3 _flash_attn_backward, packed"] = Call(
             fa3._flash_attn_backward, inner, {"softmax_scale": 0.3, **longest}, ("dq", "dk", "dv")
         )
-        found["extension fwd_kvcache"] = Call(
+        result["extension fwd_kvcache"] = Call(
             _positional(extension.fwd_kvcache, _FWD_KVCACHE, **_OPTIONS),
             {"q": q, "kcache": cache_k, "vcache": cache_v, "k_": new["k"], "v_": new["v"], "seqlens_k_": fewer,
              "rotary_cos_": torch.rand(seqlen_k + 4, 4), "rotary_sin_": torch.rand(seqlen_k + 4, 4),
              "out_": torch.empty_like(q)}, written=("kcache", "vcache", "out_"),
         )  # fmt: skip
     # FP8
-    found["fp8"] = Call(fp8.flash_attn_fp8_func, qkv, {"causal": True})
-    found["fp8 varlen"] = Call(fp8.flash_attn_varlen_fp8_func, both, longest)
+    result["fp8"] = Call(fp8.flash_attn_fp8_func, qkv, {"causal": True})
+    result["fp8 varlen"] = Call(fp8.flash_attn_varlen_fp8_func, both, longest)
     # FlashAttention-3
-    found["FA3 func"] = Call(fa3.flash_attn_func, {**qkv, "s_aux": sinks}, {"return_attn_probs": True})
-    found["FA3 func, qv"] = Call(fa3.flash_attn_func, {**qkv, "qv": torch.randn_like(q)})
-    found["FA3 func, chunks"] = Call(fa3.flash_attn_func, qkv, {"attention_chunk": 2})
-    found["FA3 qkvpacked"] = Call(fa3.flash_attn_qkvpacked_func, {"qkv": three})
-    found["FA3 varlen"] = Call(
+    result["FA3 func"] = Call(fa3.flash_attn_func, {**qkv, "s_aux": sinks}, {"return_attn_probs": True})
+    result["FA3 func, qv"] = Call(fa3.flash_attn_func, {**qkv, "qv": torch.randn_like(q)})
+    result["FA3 func, chunks"] = Call(fa3.flash_attn_func, qkv, {"attention_chunk": 2})
+    result["FA3 qkvpacked"] = Call(fa3.flash_attn_qkvpacked_func, {"qkv": three})
+    result["FA3 varlen"] = Call(
         fa3.flash_attn_varlen_func, {**both, "seqused_q": first, "seqused_k": fewer, "s_aux": sinks}, longest
     )
-    found["FA3 varlen, qv"] = Call(fa3.flash_attn_varlen_func, {**both, "qv": torch.randn_like(rows["q"])}, longest)
-    found["FA3 kvcache"] = Call(
+    result["FA3 varlen, qv"] = Call(fa3.flash_attn_varlen_func, {**both, "qv": torch.randn_like(rows["q"])}, longest)
+    result["FA3 kvcache"] = Call(
         fa3.flash_attn_with_kvcache, {**cache, **new, "cache_seqlens": fewer, "rotary_seqlens": first * 0}, appended,
         written,
     )  # fmt: skip
-    found["FA3 kvcache, pages"] = Call(
+    result["FA3 kvcache, pages"] = Call(
         fa3.flash_attn_with_kvcache,
         {"q": rows["q"], "k_cache": paged_k, "v_cache": paged_v, "cache_seqlens": fewer, "page_table": table,
          "cache_batch_idx": index, "cu_seqlens_q": ends_q, "qv": torch.randn_like(rows["q"]), "s_aux": sinks},
         {**appended, "max_seqlen_q": seqlen_q},
     )  # fmt: skip
-    found["FA3 _flash_attn_forward"] = Call(
+    result["FA3 _flash_attn_forward"] = Call(
         fa3._flash_attn_forward, {**qkv, "out_": torch.empty_like(q)}, written=("out_",)
     )
-    found["FA3 _flash_attn_forward, packed"] = Call(
+    result["FA3 _flash_attn_forward, packed"] = Call(
         fa3._flash_attn_forward, {**both, "out_": torch.empty_like(rows["q"])}, longest, ("out_",)
     )
-    found["FA3 _flash_attn_forward, cache"] = Call(
+    result["FA3 _flash_attn_forward, cache"] = Call(
         fa3._flash_attn_forward,
         {"q": q, "k": cache_k, "v": cache_v, "k_new": new["k"], "v_new": new["v"], "seqused_k": fewer,
          "out_": torch.empty_like(q)}, written=("k", "v", "out_"),
@@ -233,56 +235,56 @@ def calls(
         "out_partial": torch.randn(2, batch, seqlen_q, heads, dim),
         "lse_partial": torch.randn(2, batch, seqlen_q, heads),
     }
-    found["FA3 combine"] = Call(fa3.flash_attn_combine, {**splits, "out": torch.empty_like(q)}, written=("out",))
+    result["FA3 combine"] = Call(fa3.flash_attn_combine, {**splits, "out": torch.empty_like(q)}, written=("out",))
     # FlashAttention-4
     lse = {"return_lse": True}
-    found["FA4 func"] = Call(fa4.flash_attn_func, {**qkv, "learnable_sink": sinks}, lse)
-    found["FA4 func, qv"] = Call(fa4.flash_attn_func, {**qkv, "qv": torch.randn_like(q)}, lse)
-    found["FA4 varlen"] = Call(
+    result["FA4 func"] = Call(fa4.flash_attn_func, {**qkv, "learnable_sink": sinks}, lse)
+    result["FA4 func, qv"] = Call(fa4.flash_attn_func, {**qkv, "qv": torch.randn_like(q)}, lse)
+    result["FA4 varlen"] = Call(
         fa4.flash_attn_varlen_func, {**qkv, "seqused_q": first, "seqused_k": fewer, "learnable_sink": sinks}, lse
     )
-    found["FA4 varlen, packed"] = Call(fa4.flash_attn_varlen_func, both, {**longest, **lse})
-    found["FA4 pages"] = Call(
+    result["FA4 varlen, packed"] = Call(fa4.flash_attn_varlen_func, both, {**longest, **lse})
+    result["FA4 pages"] = Call(
         fa4.flash_attn_varlen_func,
         {"q": q, "k": paged_k, "v": paged_v, "page_table": table, "seqused_k": fewer, "learnable_sink": sinks}, lse,
     )  # fmt: skip
-    found["FA4 combine"] = Call(fa4.flash_attn_combine, {**splits, "out": torch.empty_like(q)}, written=("out",))
+    result["FA4 combine"] = Call(fa4.flash_attn_combine, {**splits, "out": torch.empty_like(q)}, written=("out",))
     # layers
     weight, offset = torch.rand(dim) + 0.5, torch.randn(dim)
     norm = {"x": q, "weight": weight, "bias": offset, "residual": torch.randn_like(q)}
     norm_out = {"out": torch.empty_like(q), "residual_out": torch.empty_like(q)}
     for name, function in (("layer_norm", layer_norm.layer_norm_fn), ("rms_norm", layer_norm.rms_norm_fn)):
-        found[name] = Call(function, {**norm, **norm_out}, {"prenorm": True}, tuple(norm_out))
-    found["layer_norm, branches"] = Call(
+        result[name] = Call(function, {**norm, **norm_out}, {"prenorm": True}, tuple(norm_out))
+    result["layer_norm, branches"] = Call(
         layer_norm.layer_norm_fn,
         {**norm, "x1": torch.randn_like(q), "weight1": weight + 1.0, "rowscale": torch.rand(q.shape[:-1])},
     )  # fmt: skip
-    found["layer_norm_linear"] = Call(
+    result["layer_norm_linear"] = Call(
         layer_norm.layer_norm_linear_fn,
         {"x": q, "norm_weight": weight, "norm_bias": offset, "linear_weight": torch.randn(3, dim),
          "linear_bias": torch.randn(3)},
     )  # fmt: skip
-    found["dropout_add_rms_norm"] = Call(
+    result["dropout_add_rms_norm"] = Call(
         rms_norm.dropout_add_rms_norm,
         {"x0": q, "residual": norm["residual"], "weight": weight, "layerscale": torch.rand(dim)},
         {"bias": None, "dropout_p": 0.0, "epsilon": 1e-5},
     )  # fmt: skip
     if dim > 1:
         tables = {"cos": torch.rand(seqlen_k + 4, dim // 2), "sin": torch.rand(seqlen_k + 4, dim // 2)}
-        found["apply_rotary"] = Call(
+        result["apply_rotary"] = Call(
             apply_rotary, {"x": q, **tables, "seqlen_offsets": first}, {"inplace": True}, ("x",)
         )
-        found["apply_rotary, packed"] = Call(
+        result["apply_rotary, packed"] = Call(
             apply_rotary, {"x": rows["q"], **tables, "cu_seqlens": ends_q}, {"max_seqlen": seqlen_q}
         )
-        found["rotary_emb"] = Call(rotary.apply_rotary_emb, {"x": q, **tables}, {"inplace": True}, ("x",))
-        found["rotary_emb_qkv_"] = Call(
+        result["rotary_emb"] = Call(rotary.apply_rotary_emb, {"x": q, **tables}, {"inplace": True}, ("x",))
+        result["rotary_emb_qkv_"] = Call(
             rotary.apply_rotary_emb_qkv_, {"qkv": three, **tables, "seqlen_offsets": first}, written=("qkv",)
         )
-        found["rotary_emb_kv_"] = Call(rotary.apply_rotary_emb_kv_, {"kv": two, **tables}, written=("kv",))
+        result["rotary_emb_kv_"] = Call(rotary.apply_rotary_emb_kv_, {"kv": two, **tables}, written=("kv",))
     logits = torch.randn(batch * seqlen_q, dim + 1)
     labels = torch.arange(batch * seqlen_q) % (dim + 1)
-    found["cross_entropy"] = Call(cross_entropy.cross_entropy_loss, {"logits": logits, "labels": labels})
-    found["swiglu"] = Call(activations.swiglu, {"x": q, "y": torch.randn_like(q)})
-    found["flash_attention_amd"] = Call(flash_attention_amd.flash_attn_func, qkv)
-    return found
+    result["cross_entropy"] = Call(cross_entropy.cross_entropy_loss, {"logits": logits, "labels": labels})
+    result["swiglu"] = Call(activations.swiglu, {"x": q, "y": torch.randn_like(q)})
+    result["flash_attention_amd"] = Call(flash_attention_amd.flash_attn_func, qkv)
+    return result

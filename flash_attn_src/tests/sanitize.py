@@ -115,10 +115,10 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
         losses, _ = cross_entropy_loss(logits, labels, **options)
         getattr(losses, reduce)().backward()
 
-    found: dict[str, Callable[[], None]] = {}
+    actual: dict[str, Callable[[], None]] = {}
     for dim in (32, 40, 64, 96, 128, 192, 256, 512):
-        found[f"dense dim {dim}"] = lambda dim=dim: dense(dim, causal=True)
-    found |= {
+        actual[f"dense dim {dim}"] = lambda dim=dim: dense(dim, causal=True)
+    actual |= {
         "dense fp16": lambda: dense(dtype=torch.float16),
         "dense fp32": lambda: dense(dtype=torch.float32, causal=True),
         "dense full": dense,
@@ -171,9 +171,9 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
     }
     for name, function in (("layer norm", layer_norm_fn), ("RMS norm", rms_norm_fn)):
         for dim in (64, 1000, 1003, 20000):
-            found[f"{name} {dim}"] = lambda f=function, dim=dim: normed(f, dim, half, True)
-        found[f"{name} fp32"] = lambda f=function: normed(f, 1000, torch.float32, False)
-    return found
+            actual[f"{name} {dim}"] = lambda f=function, dim=dim: normed(f, dim, half, True)
+        actual[f"{name} fp32"] = lambda f=function: normed(f, 1000, torch.float32, False)
+    return actual
 
 
 def run(only: str, device: str) -> None:
@@ -193,14 +193,14 @@ def run(only: str, device: str) -> None:
 
 def findings(output: str) -> Iterator[tuple[str, list[str]]]:
     """(call, first lines of the tool's findings) of a run; the last call is "end" if all calls ran."""
-    name, found = "start", []
+    name, result = "start", []
     for line in output.splitlines():
         if line.startswith(_MARK):
-            yield name, found
-            name, found = line.removeprefix(_MARK), []
+            yield name, result
+            name, result = line.removeprefix(_MARK), []
         elif line.startswith("========= ") and line[10:11].strip() and not line[10:].startswith(_QUIET):
-            found.append(line[10:])
-    yield name, found
+            result.append(line[10:])
+    yield name, result
 
 
 def _under(tool: str, sanitizer: str, only: str) -> dict[str, list[str]]:
@@ -214,11 +214,11 @@ def _under(tool: str, sanitizer: str, only: str) -> dict[str, list[str]]:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         timeout=_SECONDS,
     )  # fmt: skip
-    found = dict(findings(done.stdout))
-    if "end" not in found:
+    result = dict(findings(done.stdout))
+    if "end" not in result:
         print(done.stdout[-4000:])
-        raise SystemExit(f"{tool}: the calls ended after {list(found)[-1]!r}, exit code {done.returncode}")
-    return found
+        raise SystemExit(f"{tool}: the calls ended after {list(result)[-1]!r}, exit code {done.returncode}")
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

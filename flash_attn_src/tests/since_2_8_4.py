@@ -28,10 +28,10 @@ def check_num_splits() -> None:
 
     pages, table = torch.randn(3, PAGE, 2, 16), torch.tensor([[2, 0], [1, 1]], dtype=torch.int32)
     lengths = {"seqused_k": torch.tensor([5, 2], dtype=torch.int32), "block_table": table}
-    found = interface._flash_attn_varlen_forward(q, pages, pages, ends, ends, 5, 8, 0.0, 0.25, True, **lengths)[0]
+    result = interface._flash_attn_varlen_forward(q, pages, pages, ends, ends, 5, 8, 0.0, 0.25, True, **lengths)[0]
     arguments = (None, ends, ends, lengths["seqused_k"], None, table, None, 5, 8, 0.0, 0.25, False, True, -1, -1, 0.0)
     again = extension.varlen_fwd(q, pages, pages, *arguments, False, None, 0)[0]
-    assert torch.equal(found, again)
+    assert torch.equal(result, again)
     with pytest.raises(RuntimeError, match="num_splits > 1 is not supported with block_table"):
         interface._flash_attn_varlen_forward(
             q, pages, pages, ends, ends, 5, 8, 0.0, 0.25, True, **lengths, num_splits=2

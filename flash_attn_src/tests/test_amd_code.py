@@ -65,8 +65,8 @@ def check(found: list[torch.Tensor], book: Callable[..., torch.Tensor], inputs: 
     """Compares with reference attention in fp32. Allows twice the error of the reference in the dtype of the inputs."""
     exact = results(lambda *x: book(*x, dtype=torch.float32), inputs)
     rounded = results(lambda *x: book(*x, dtype=None), inputs)
-    for name, mine, wanted, same in zip(("out", "dq", "dk", "dv"), found, exact, rounded, strict=True):
-        assert_close(name, mine, wanted, rough=same)
+    for name, mine, expected, same in zip(("out", "dq", "dk", "dv"), found, exact, rounded, strict=True):
+        assert_close(name, mine, expected, rough=same)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -81,9 +81,9 @@ def test_forward_and_backward(target: str) -> None:
         return machine.Program(kernel, counted[-1])
 
     with gpu.pretend(target, program=program) as launched:
-        found = results(lambda *x: flash_attn_func(*x, causal=True), inputs)
+        result = results(lambda *x: flash_attn_func(*x, causal=True), inputs)
     assert launched == ["fwd-bf16-d64", "bwd-dq-bf16-d64", "bwd-dkdv-bf16-d64"]
-    check(found, lambda *x, dtype: attention(*x, causal=True, dtype=dtype)[0], inputs)
+    check(result, lambda *x, dtype: attention(*x, causal=True, dtype=dtype)[0], inputs)
     rates = cost.rates(target)
     for one in counted:
         matrix = one.cycles["matrix"] / rates.simds
@@ -104,10 +104,10 @@ def test_direct_copies(dim: int, kind: str, options: dict[str, torch.Tensor]) ->
     """Three blocks of keys without a mask and one with a mask: a copy is under way while another one is read."""
     inputs = tensors((1, 70, 2, dim), (1, 250, 1, dim), (1, 250, 1, dim), dtype=torch.bfloat16)
     with gpu.pretend("gfx950") as launched, torch.no_grad():
-        found = flash_attn_func(*inputs, **options)
+        result = flash_attn_func(*inputs, **options)
     assert launched == [f"fwd-bf16-d{dim if dim < 176 else 192}{kind}"]
     exact, rounded = (attention(*inputs, **options, dtype=dtype)[0] for dtype in (torch.float32, None))
-    assert_close("out", found, exact, rough=rounded)
+    assert_close("out", result, exact, rough=rounded)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_varlen_with_a_window(target: str, dtype: str, dim: int, bucket: int) ->
 
     with gpu.pretend(target) as launched:
         call = lambda *x: flash_attn_varlen_func(*x, starts, starts, 70, 70, window_size=(20, 3))  # noqa: E731
-        found = results(call, inputs)
+        result = results(call, inputs)
     assert launched == [f"{op}-{dtype}-d{bucket}" for op in ("fwd", "bwd-dq", "bwd-dkdv")]
-    check(found, book, inputs)
+    check(result, book, inputs)
 
 
 @pytest.mark.parametrize(("target", "dim"), [long("gfx942", 64), long("gfx950", 128), ("gfx1201", 64)])
@@ -165,13 +165,13 @@ def test_dropout(target: str, dim: int) -> None:
     inputs = tensors(*[(1, 90, 1, dim)] * 3, dtype=torch.bfloat16)
     with gpu.pretend(target):
         torch.manual_seed(7)
-        found = results(lambda *x: flash_attn_func(*x, dropout_p=0.3), inputs)
+        result = results(lambda *x: flash_attn_func(*x, dropout_p=0.3), inputs)
         torch.manual_seed(7)
         out, _, dmask = flash_attn_func(*inputs, dropout_p=0.3, return_attn_probs=True)
     kept = dmask >= 0
-    assert torch.equal(out, found[0])
+    assert torch.equal(out, result[0])
     assert abs(float(kept.float().mean()) - 0.7) < 0.02
-    check(found, lambda *x, dtype: attention(*x, dropout_p=0.3, kept=kept, dtype=dtype)[0], inputs)
+    check(result, lambda *x, dtype: attention(*x, dropout_p=0.3, kept=kept, dtype=dtype)[0], inputs)
 
 
 @pytest.mark.long
@@ -251,9 +251,9 @@ def test_a_paged_cache(page_size: int, op: str) -> None:
 
     mine, theirs = [page.clone() for page in pages], [page.clone() for page in pages]
     with gpu.pretend("gfx942") as launched:
-        found = call(mine)
+        result = call(mine)
     assert [name.partition("-fp16")[0] for name in launched] == ["append", op, "combine"]
-    assert_close("out", found, call(theirs).float(), tiny=2e-3)
+    assert_close("out", result, call(theirs).float(), tiny=2e-3)
     for one, other in zip(mine, theirs, strict=True):
         assert_close("cache", one, other.float(), tiny=2e-3)
 
@@ -294,11 +294,11 @@ def launched(_planner: None) -> Iterator[list[ck_planner.Launch]]:
     """Calls go to Composable Kernel: its forward and combine as code of gfx942, the others by what they compute."""
 
     def run(launches: Sequence[ck_planner.Launch], tensors: Tensors) -> None:
-        for one in launches:
-            if one.kernel.startswith(("fwd", "combine")):
-                gpu.run("gfx942", [one], tensors)
+        for launch in launches:
+            if launch.kernel.startswith(("fwd", "combine")):
+                gpu.run("gfx942", [launch], tensors)
             else:
-                ck_interpreter.run([one])
+                ck_interpreter.run([launch])
 
     with recording.record("gfx942", run=run) as launches, torch.no_grad():
         yield launches

@@ -113,7 +113,7 @@ def _dense(case: Dense, target: str) -> None:
         leaf.requires_grad_()
     with gpu.pretend(target) as launched:
         out, lse, _ = flash_attn_func(**leaves, return_attn_probs=True, **reference.public(case.options))
-        found = [out, lse, *torch.autograd.grad(out, list(leaves.values()), dout)]
+        result = [out, lse, *torch.autograd.grad(out, list(leaves.values()), dout)]
     results = []
     for dtype in (torch.float64, case.dtype):
         wide = {name: x.detach().to(dtype) for name, x in leaves.items()}
@@ -127,7 +127,7 @@ def _dense(case: Dense, target: str) -> None:
             tensors["attn_bias"] = wide["attn_bias"][..., places]
         best, best_lse = reference.attention(**tensors, dtype=dtype, **case.options)
         results.append([best, best_lse, *torch.autograd.grad(best, list(wide.values()), dout.to(dtype))])
-    for name, mine, exact, rough in zip(("out", "lse", *leaves), found, *results, strict=True):
+    for name, mine, exact, rough in zip(("out", "lse", *leaves), result, *results, strict=True):
         # The gradients of sinks and of a bias are sums that are rounded at the end.
         tiny = 2.0 * torch.finfo(mine.dtype).eps if name in ("s_aux", "attn_bias") else 0.0
         assert_close(name, mine, exact, rough=None if name == "lse" else rough, tiny=max(tiny, 3e-5))

@@ -62,11 +62,11 @@ def report(request: pytest.FixtureRequest, installed: Path) -> dict[str, Any]:
     release = OTHER_NAMES.get(request.param, request.param)
     done = run(directory, str(_TESTS / "contract_report.py"), release)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert Path(found["file"]).parent.parent == directory
-    assert found["version"] == request.param
-    found["release"] = release
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert Path(result["file"]).parent.parent == directory
+    assert result["version"] == request.param
+    result["release"] = release
+    return result
 
 
 # The options that upstream lacks; they come last and by keyword alone (test_signatures.py).

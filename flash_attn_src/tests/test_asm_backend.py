@@ -57,12 +57,12 @@ def exact_and_rough(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
 ) -> list[list[torch.Tensor]]:
     """(out, dq, dk, dv, lse) in fp32, and in the tensors' own type."""
-    found = []
+    result = []
     for dtype in (torch.float32, None):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out, lse = reference.attention(*leaves, causal=causal, dtype=dtype)
-        found.append([out, *torch.autograd.grad(out, leaves, dout.to(out.dtype)), lse])
-    return found
+        result.append([out, *torch.autograd.grad(out, leaves, dout.to(out.dtype)), lse])
+    return result
 
 
 @pytest.mark.usefixtures("planner")
@@ -98,7 +98,7 @@ _STARTS = {"no keys first": ([0, 20, 20, 35], [0, 0, 9, 42]), "no keys last": ([
 def test_packed_sequences(causal: bool, order: str, dtype: torch.dtype) -> None:
     q, k, v = tensors((40, 1, 128), (42, 1, 128), (42, 1, 128), dtype=dtype)
     starts = _STARTS[order]
-    starts_q, starts_k = (torch.tensor(one, dtype=torch.int32) for one in starts)
+    starts_q, starts_k = (torch.tensor(start, dtype=torch.int32) for start in starts)
     is_bf16 = dtype is torch.bfloat16
     mask, short = "causal" if causal else "plain", "bf16" if is_bf16 else "fp16"
     with simulated("asm") if is_bf16 else backends.using(torch_backend) as launched:
@@ -113,7 +113,7 @@ def test_packed_sequences(causal: bool, order: str, dtype: torch.dtype) -> None:
     assert backward == f"asm-bwd-{short}-d128-{mask}-varlen"
     assert sums.startswith(f"dot-{short}-d128-group")
     whole = next(i for i in range(3) if starts[0][i] < starts[0][i + 1] and starts[1][i] < starts[1][i + 1])
-    queries, keys = (slice(one[whole], one[whole + 1]) for one in starts)
+    queries, keys = (slice(start[whole], start[whole + 1]) for start in starts)
     own = (q[None, queries], k[None, keys], v[None, keys])
     exact, rough = exact_and_rough(*own, dout[None, queries], causal)
     for name, got, one, other in zip(
@@ -154,11 +154,11 @@ def test_results_in_the_callers_tensors() -> None:
     with simulated() as launched:
         out = flash_attn_func(*qkv.unbind(2))
         dout = torch.randn_like(out)
-        (found,) = torch.autograd.grad(out, qkv, dout)
+        (result,) = torch.autograd.grad(out, qkv, dout)
     assert launched == ["asm-bwd-bf16-d128-plain"]
     exact, rough = exact_and_rough(*qkv.unbind(2), dout, causal=False)
     for place, name in enumerate(("dq", "dk", "dv")):
-        assert_close(name, found[:, :, place], exact[1 + place], rough=rough[1 + place])
+        assert_close(name, result[:, :, place], exact[1 + place], rough=rough[1 + place])
 
 
 def call(
@@ -208,11 +208,11 @@ def call(
 )
 def test_who_serves_a_call(target: str, options: dict[str, Any], forward: str, backward: str) -> None:
     with device.using(Recording(target)):
-        found = sources.explain(Sources(torch_backend, torch_backend), call(**options))
-    assert (found["forward"]["source"], found["backward"]["source"]) == (forward, backward)
+        result = sources.explain(Sources(torch_backend, torch_backend), call(**options))
+    assert (result["forward"]["source"], result["backward"]["source"]) == (forward, backward)
     for op in ("forward", "backward"):
-        assert (found[op]["kernel"] is not None) is (found[op]["source"] == "asm")
-        assert found[op]["why"]
+        assert (result[op]["kernel"] is not None) is (result[op]["source"] == "asm")
+        assert result[op]["why"]
 
 
 def test_a_store_without_assembly_kernels() -> None:
@@ -223,9 +223,9 @@ def test_a_store_without_assembly_kernels() -> None:
             return False
 
     with device.using(Without("gfx950")):
-        found = sources.explain(Sources(torch_backend, torch_backend), call())
-    assert found["forward"]["source"] == "triton"
-    assert "not asm, wheel: it has no asm-fwd-bf16-d128-plain for gfx950" in str(found["forward"]["why"])
+        result = sources.explain(Sources(torch_backend, torch_backend), call())
+    assert result["forward"]["source"] == "triton"
+    assert "not asm, wheel: it has no asm-fwd-bf16-d128-plain for gfx950" in str(result["forward"]["why"])
 
 
 def test_a_forced_source_that_cannot() -> None:
@@ -234,9 +234,9 @@ def test_a_forced_source_that_cannot() -> None:
         assert forced.decide(call(), "fwd").source == "asm"
         with pytest.raises(NotImplementedError, match=r"KERNEL_SOURCE=asm: no assembly kernel does this call \(fwd\)"):
             forced.decide(call(head_dim=64), "fwd")
-        found = sources.explain(forced, call(deterministic=True))
-    assert found["backward"]["source"] is None
-    assert "deterministic: the kernels have none" in str(found["backward"]["why"])
+        result = sources.explain(forced, call(deterministic=True))
+    assert result["backward"]["source"] is None
+    assert "deterministic: the kernels have none" in str(result["backward"]["why"])
 
 
 @pytest.mark.parametrize(
@@ -263,11 +263,11 @@ def test_the_environment_forces_a_source(
 
 
 @pytest.mark.parametrize(
-    ("variables", "there", "wanted"),
+    ("variables", "there", "expected"),
     [({}, True, "sources"), ({}, False, "triton"), ({"FLASH_ATTENTION_KERNEL_SOURCE": "ck"}, False, "ck")],
 )
 def test_a_radeon_in_a_wheel_of_all_gpus(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], there: bool, wanted: str
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], there: bool, expected: str
 ) -> None:
     """Triton's kernels serve it without a warning, unless the environment selects another provider."""
     _environment(monkeypatch, "ck", variables)
@@ -276,7 +276,7 @@ def test_a_radeon_in_a_wheel_of_all_gpus(
     monkeypatch.setitem(device.kernels, (3, "ck"), there)
     chosen = backends.select(cast("torch.Tensor", SimpleNamespace(is_cuda=True, get_device=lambda: 3)))
     kind = "sources" if isinstance(chosen, Sources) else chosen.name.rpartition(".")[2]
-    assert kind == wanted
+    assert kind == expected
 
 
 @pytest.mark.parametrize(

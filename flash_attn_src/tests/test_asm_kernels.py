@@ -142,9 +142,9 @@ def check_forward(row: Kernel, given: Sequences) -> None:
             reference.attention(q[None], k[None], v[None], dtype=dtype, **options) for dtype in (torch.float32, None)
         )
         rows_with_keys = exact_lse[0].isfinite()
-        found = given.of_lse(lse, number)
-        assert_close("lse", found[rows_with_keys], exact_lse[0][rows_with_keys])
-        assert bool((found[~rows_with_keys] == -torch.inf).all())
+        result = given.of_lse(lse, number)
+        assert_close("lse", result[rows_with_keys], exact_lse[0][rows_with_keys])
+        assert bool((result[~rows_with_keys] == -torch.inf).all())
         assert_close("out", given.queries(out, number)[None], exact, rough=rough)
 
 
@@ -155,7 +155,7 @@ def check_backward(row: Kernel, given: Sequences) -> None:
     dk, dv = (torch.zeros(*given.k.shape[:-2], heads, given.k.shape[-1], dtype=given.k.dtype) for _ in range(2))
     lse, delta = given.statistics(), given.statistics()
     sums = torch.zeros(*lse.shape, given.q.shape[-1])
-    wanted, rough = [], []
+    expected, rough = [], []
     for number in range(len(given.lengths_q)):
         parts = [given.queries(given.q, number), given.keys(given.k, number), given.keys(given.v, number)]
         gradient = given.queries(dout, number)[None]
@@ -167,7 +167,7 @@ def check_backward(row: Kernel, given: Sequences) -> None:
             if dtype is not None:
                 given.of_lse(lse, number).copy_(of_row[0].detach())
                 given.of_lse(delta, number).copy_((out.detach() * gradient).sum(-1)[0].T)
-        wanted.append(results[0])
+        expected.append(results[0])
         rough.append(results[1])
     operands = {"q": given.q, "k": given.k, "v": given.v, "dout": dout, "dk": dk, "dv": dv}
     described = {name: operand(x) for name, x in operands.items()}
@@ -175,12 +175,12 @@ def check_backward(row: Kernel, given: Sequences) -> None:
     launch = planning.backward(call, described, lse.data_ptr(), delta.data_ptr(), sums.data_ptr(), lse.stride(-2))
     run(row, launch, *operands.values(), lse, delta, sums, *(given.starts or ()))
     shape = given.k.shape[-2], 2
-    for number, (exact, near) in enumerate(zip(wanted, rough, strict=True)):
-        found = (
+    for number, (exact, near) in enumerate(zip(expected, rough, strict=True)):
+        result = (
             given.of_lse(sums, number).transpose(0, 1).to(given.q.dtype),
             *(given.keys(x, number).unflatten(1, shape).float().sum(2).to(x.dtype) for x in (dk, dv)),
         )
-        for name, got, one, other in zip(("dq", "dk", "dv"), found, exact, near, strict=True):
+        for name, got, one, other in zip(("dq", "dk", "dv"), result, exact, near, strict=True):
             assert_close(f"{name} of {number}", got[None], one, rough=other)
 
 
@@ -196,12 +196,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "row" in metafunc.fixturenames:
         everything = metafunc.config.getoption("--all-kernels")
         asked = ((row, (row.target, row.name)) for row in assembly.KERNELS)
-        found = [
+        result = [
             pytest.param(row, id=f"{row.target}-{row.name}", marks=pytest.mark.long if name in LONG else ())
             for row, name in asked
             if everything or name in SAMPLE | LONG
         ]
-        metafunc.parametrize("row", found)
+        metafunc.parametrize("row", result)
 
 
 def test_a_kernel(row: Kernel) -> None:

@@ -52,12 +52,12 @@ def test_the_argument_of_a_forward() -> None:
     addresses = [word(launch.argument, offset, "Q") for offset in (0x0, 0x10, 0x20, 0x30, 0x40)]
     assert addresses == [0x4000, 0x1000, 0x2000, 0x3000, 0x8000]
     assert word(launch.argument, 0x50, "f") == 0.125
-    wanted = {
+    expected = {
         0x60: 1000, 0x70: 4096, 0x80: 256 * 4096, 0x90: 256, 0xA0: 1000 * 4096, 0xB0: 4, 0xC0: 1024, 0xD0: 256,
         0xE0: 900 * 1024, 0xF0: 5, 0x100: 1, 0x110: 900, 0x120: 128, 0x130: 128, 0x140: 16, 0x150: 2048, 0x160: 512,
         0x170: 900 * 2048, 0x180: 4096, 0x190: 256, 0x1A0: 1000 * 4096, 0x1B0: 0, 0x1C0: 0, 0x1D0: 4000,
     }  # fmt: skip
-    assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
+    assert {offset: word(launch.argument, offset) for offset in expected} == expected
 
 
 def test_values_with_a_head_dim_of_their_own() -> None:
@@ -66,8 +66,8 @@ def test_values_with_a_head_dim_of_their_own() -> None:
     assert planning.unsupported_reason(call, "fwd", {"q": Q, "k": K, "v": V}) is None
     launch = forward(call)
     assert (launch.kernel, launch.grid) == ("asm-fwd-bf16-d192-v128-causal", (4, 16, 3))
-    wanted = {0x80: 128 * 4096, 0x120: 192, 0x130: 128}
-    assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
+    expected = {0x80: 128 * 4096, 0x120: 192, 0x130: 128}
+    assert {offset: word(launch.argument, offset) for offset in expected} == expected
     for op, change, said in (
         ("bwd", {}, "head_dim 192 with values of 128"),
         ("fwd", {"value_dim": 0}, "head_dim 192, causal"),
@@ -105,12 +105,12 @@ def test_the_argument_of_a_backward() -> None:
     addresses = [word(launch.argument, 8 * index, "Q") for index in range(9)]
     assert addresses == [0xA000, 0x6000, 0x7000, 0x1000, 0x2000, 0x3000, 0x5000, 0x8000, 0x9000]
     assert [word(launch.argument, offset, "f") for offset in (72, 80)] == [0.125, pytest.approx(1.4426950)]
-    wanted = [
+    expected = [
         4, 1000, 900, 128, 16,  # group, lengths, head dim, heads
         256, 1000 * 4096, 4096, 256, 900 * 1024, 1024, 512, 900 * 2048, 2048,  # q, k, v
         256, 1000 * 4096, 4096, 256, 900 * 4096, 4096, 256, 900 * 4096, 4096,  # dout, dk, dv
     ]  # fmt: skip
-    assert [word(launch.argument, 88 + 8 * index) for index in range(len(wanted))] == wanted
+    assert [word(launch.argument, 88 + 8 * index) for index in range(len(expected))] == expected
 
 
 def test_the_argument_of_a_packed_backward() -> None:
@@ -119,8 +119,8 @@ def test_the_argument_of_a_packed_backward() -> None:
     assert (launch.grid, len(launch.argument)) == ((3, 16, 3), 248)
     starts = [word(launch.argument, 72 + 8 * index, "Q") for index in range(4)]
     assert starts == [0x7100, 0x7200, 0x7100, 0x7200]
-    wanted = [4, 4000, 2300, 256, 4096, 256, 1024, 512, 2048, 256, 4096, 256, 4096, 256, 4096, 64]
-    assert [word(launch.argument, 120 + 8 * index) for index in range(len(wanted))] == wanted
+    expected = [4, 4000, 2300, 256, 4096, 256, 1024, 512, 2048, 256, 4096, 256, 4096, 256, 4096, 64]
+    assert [word(launch.argument, 120 + 8 * index) for index in range(len(expected))] == expected
 
 
 def test_the_argument_of_a_window() -> None:
@@ -136,11 +136,11 @@ def test_the_argument_of_a_window() -> None:
 def test_the_argument_of_gfx950() -> None:
     launch = backward(replace(CALL, target="gfx950"))
     assert (launch.grid, len(launch.argument)) == ((4, 16, 3), 704)
-    wanted = {
+    expected = {
         0xB0: 1000, 0xC0: 256 * 1024, 0xD0: 256, 0xE0: 1000 * 4096, 0xF0: 4096, 0x100: 4, 0x130: 1024, 0x140: 4096,
         0x150: 900, 0x160: 128, 0x180: 16, 0x1B0: 2048, 0x1E0: 4096, 0x230: 4096, 0x240: 4000, 0x290: 1000,
     }  # fmt: skip
-    assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
+    assert {offset: word(launch.argument, offset) for offset in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_one_query_needs_no_causal_mask() -> None:
     ],
 )
 def test_unsupported_calls_have_a_reason(change: dict[str, int], op: str, reason: str) -> None:
-    found = planning.unsupported_reason(replace(CALL, **change), op, {"q": Q, "k": K})
-    assert found is not None
-    assert reason in found
+    result = planning.unsupported_reason(replace(CALL, **change), op, {"q": Q, "k": K})
+    assert result is not None
+    assert reason in result
 
 
 def test_a_row_stride_of_more_than_24_bits() -> None:

@@ -37,13 +37,13 @@ def _draw(*dtypes: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", CALLS)
 def test_fp32_is_cast(name: str, compiled: bool) -> None:
     tensors = _draw(*[torch.float32] * 3)
-    wanted = CALLS[name](*(x.to(LOW) for x in tensors))
+    expected = CALLS[name](*(x.to(LOW) for x in tensors))
     call = in_one_graph(CALLS[name]) if compiled else CALLS[name]
     with torch.autocast(DEVICE, LOW):
         got = call(*tensors)
     assert got.dtype is LOW
-    assert torch.equal(got, wanted)
-    gradients, best = (torch.autograd.grad(out.float().square().sum(), tensors) for out in (got, wanted))
+    assert torch.equal(got, expected)
+    gradients, best = (torch.autograd.grad(out.float().square().sum(), tensors) for out in (got, expected))
     assert all(torch.equal(a, b) and a.dtype is torch.float32 for a, b in zip(gradients, best, strict=True))
 
 
@@ -59,8 +59,8 @@ def test_autocast_dtypes_match_scaled_dot_product_attention() -> None:
         tensors = _draw(*dtypes)
         with torch.autocast(DEVICE, LOW):
             got = flash_attn.flash_attn_func(*tensors)
-            wanted = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in tensors))
-        assert got.dtype is (half if dtypes == (half,) * 3 else wanted.dtype)
+            expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in tensors))
+        assert got.dtype is (half if dtypes == (half,) * 3 else expected.dtype)
 
 
 def test_elsewhere_nothing_is_cast() -> None:

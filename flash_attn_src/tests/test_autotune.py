@@ -76,7 +76,7 @@ def test_kept_configurations_are_read_and_not_searched(searching: Path, capsys: 
     capsys.readouterr()
     _call()
     assert capsys.readouterr().err == ""
-    tuned = [found[-1] for key, found in device.kernels.items() if key[-1] == "q64-k64-causal"]
+    tuned = [result[-1] for key, result in device.kernels.items() if key[-1] == "q64-k64-causal"]
     assert {(kernel.block_m, kernel.block_n) for kernel in tuned} == {(16, 32)}
 
 
@@ -112,39 +112,39 @@ def test_candidates_are_neighbours() -> None:
     for variant in table("gfx942"):
         if variant.op in ("fwd", "bwd-dkdv", "bwd-dq"):
             for target in ("gfx942", "gfx1100", "sm_90"):
-                own, *found = launches.candidates(variant, target)
+                own, *result = launches.candidates(variant, target)
                 assert own == tuning.config(target, variant)
-                assert len(found) > 10
-                assert own not in found
-                assert len(set(found)) == len(found)
-                assert all(min(one.block_m, one.block_n) >= 16 for one in found)
+                assert len(result) > 10
+                assert own not in result
+                assert len(set(result)) == len(result)
+                assert all(min(one.block_m, one.block_n) >= 16 for one in result)
 
 
 def test_the_neighbours_of_a_tile() -> None:
     own = Config(64, 32, 4, 2)
     tiles = ((64, 32), (128, 32), (64, 64), (32, 32), (64, 16))
-    wanted = [Config(*tile, warps, stages) for tile in tiles for warps in (2, 4, 8) for stages in (1, 2, 3)]
-    wanted.remove(own)
+    expected = [Config(*tile, warps, stages) for tile in tiles for warps in (2, 4, 8) for stages in (1, 2, 3)]
+    expected.remove(own)
     options = [("waves_per_eu", count) for count in (1, 2, 3, 4)]
     orders = ("attention", "memory-bound-attention", "attention,memory-bound-attention")
     options += [("schedule_hint", order) for order in orders]
-    assert tuning.neighbours("gfx942", own) == [*(own._replace(options=(one,)) for one in options), *wanted]
+    assert tuning.neighbours("gfx942", own) == [*(own._replace(options=(option,)) for option in options), *expected]
     # In addition to its other options.
     own = Config(64, 32, 4, 2, options=(("matrix_instr_nonkdim", 16), ("waves_per_eu", 2)))
-    found = [one.options for one in tuning.neighbours("gfx942", own) if one[:5] == own[:5]]
-    assert found[0] == (("matrix_instr_nonkdim", 16), ("waves_per_eu", 1))
-    assert found[-1] == (*own.options, ("schedule_hint", orders[-1]))
+    result = [neighbour.options for neighbour in tuning.neighbours("gfx942", own) if neighbour[:5] == own[:5]]
+    assert result[0] == (("matrix_instr_nonkdim", 16), ("waves_per_eu", 1))
+    assert result[-1] == (*own.options, ("schedule_hint", orders[-1]))
     # Without the order of instructions that it has.
-    found = tuning.neighbours("gfx942", Config(64, 32, 4, 2, options=(("schedule_hint", "attention"),)))
-    assert Config(64, 32, 4, 2, options=(("schedule_hint", "none"),)) in found
+    result = tuning.neighbours("gfx942", Config(64, 32, 4, 2, options=(("schedule_hint", "attention"),)))
+    assert Config(64, 32, 4, 2, options=(("schedule_hint", "none"),)) in result
     # Of 16 to 256 rows and keys, with the warps that it has too.
-    found = {one[:3] for one in tuning.neighbours("sm_90", Config(16, 256, 1))}
-    assert found == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (1, 4, 8)}
+    result = {neighbour[:3] for neighbour in tuning.neighbours("sm_90", Config(16, 256, 1))}
+    assert result == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (1, 4, 8)}
 
 
 def test_blocks_of_keys_in_fp8_stay_within_their_sequence() -> None:
     fp8, half = Variant("fp8-fwd", "fp8e4nv", 128, "plain"), Variant("bwd-dkdv", "bf16", 32, "plain")
-    most = [max(one.block_n for one in launches.candidates(variant, "sm_90")) for variant in (fp8, half)]
+    most = [max(candidate.block_n for candidate in launches.candidates(variant, "sm_90")) for variant in (fp8, half)]
     assert most == [128, 256]
     assert launches.specification(half, "sm_90", Config(16, 64, 2)).constants["BLOCK_M"] == 16
 

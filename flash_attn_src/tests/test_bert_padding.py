@@ -50,8 +50,8 @@ def test_unused_tokens_keep_their_place_and_do_not_count() -> None:
 
 def test_sizes_may_be_tensors() -> None:
     tokens, indices = torch.randn(3, 2), torch.tensor([0, 2, 5])
-    wanted = pad_input(tokens, indices, 2, 4)
-    assert torch.equal(pad_input(tokens, indices, torch.tensor(2), torch.tensor(4)), wanted)
+    expected = pad_input(tokens, indices, 2, 4)
+    assert torch.equal(pad_input(tokens, indices, torch.tensor(2), torch.tensor(4)), expected)
     with pytest.raises(ValueError, match="seqlen: got -1"):
         pad_input(tokens, indices, 2, torch.tensor(-1))
 
@@ -59,8 +59,8 @@ def test_sizes_may_be_tensors() -> None:
 def test_bool_masks() -> None:
     hidden = torch.randn(2, 4)
     mask = _mask([2, 4], 4)
-    for got, wanted in zip(unpad_input(hidden, mask.bool()), unpad_input(hidden, mask), strict=True):
-        assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted))
+    for got, expected in zip(unpad_input(hidden, mask.bool()), unpad_input(hidden, mask), strict=True):
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(expected))
     unused = torch.zeros(2, 4, dtype=torch.bool)
     assert unpad_input(hidden, mask.bool(), unused)[3] == 4
 

@@ -129,8 +129,8 @@ def test_strides_of_axes_of_size_1_do_not_matter(shape: tuple[int, ...]) -> None
     steps = [1 << 22 if size == 1 else step for size, step in zip(shape, bias.stride(), strict=True)]
     odd = bias.as_strided(shape, steps)
     with backends.using(triton):
-        wanted, got = (flash_attn.flash_attn_func(q, k, v, attn_bias=x) for x in (bias, odd))
-    assert torch.equal(got, wanted)
+        expected, got = (flash_attn.flash_attn_func(q, k, v, attn_bias=x) for x in (bias, odd))
+    assert torch.equal(got, expected)
 
 
 LOWEST = torch.finfo(torch.float32).min
@@ -173,9 +173,9 @@ def test_rows_that_a_finite_bias_hides(case: tuple[Any, ...], backend: Any) -> N
         got = (out, lse, *torch.autograd.grad(out, leaves, dout))
     wide = [x.detach().float().requires_grad_() for x in leaves]  # fp32, as the scores are rounded in all
     best, best_lse = reference.attention(*wide[:3], attn_bias=wide[3], s_aux=s_aux, **more)
-    wanted = (best, best_lse, *torch.autograd.grad(best, wide, dout.float()))
+    expected = (best, best_lse, *torch.autograd.grad(best, wide, dout.float()))
     tiny = 1e-5 if dtype is torch.float32 else 3e-3
-    for name, value, exact in zip(("out", "lse", "dq", "dk", "dv", "dbias"), got, wanted, strict=True):
+    for name, value, exact in zip(("out", "lse", "dq", "dk", "dv", "dbias"), got, expected, strict=True):
         assert_close(name, value, exact, tiny=tiny)
         if name in ("out", "dq"):
             assert_close(f"{name} of hidden rows", value[:, 5:8], exact[:, 5:8], tiny=tiny)
@@ -203,10 +203,10 @@ def test_views_are_taken_as_they_are() -> None:
     wide = torch.randn(1, 2, 82, 37, device=DEVICE)
     turned = torch.randn(1, 2, 37, 41, device=DEVICE).transpose(2, 3)
     for bias in (by_key.expand(2, 2, 41, 37), wide[:, :, ::2], turned):
-        wanted = flash_attn.flash_attn_func(q, k, v, attn_bias=bias.contiguous())
-        assert_close("torch", flash_attn.flash_attn_func(q, k, v, attn_bias=bias), wanted, tiny=1e-6)
+        expected = flash_attn.flash_attn_func(q, k, v, attn_bias=bias.contiguous())
+        assert_close("torch", flash_attn.flash_attn_func(q, k, v, attn_bias=bias), expected, tiny=1e-6)
         with backends.using(triton):
-            assert_close("triton", flash_attn.flash_attn_func(q, k, v, attn_bias=bias), wanted, tiny=2e-6)
+            assert_close("triton", flash_attn.flash_attn_func(q, k, v, attn_bias=bias), expected, tiny=2e-6)
 
 
 def test_packed_functions_agree() -> None:
@@ -214,13 +214,13 @@ def test_packed_functions_agree() -> None:
     bias = torch.randn(1, 4, 19, 19, device=DEVICE, requires_grad=True)
     q, k, v = qkv.unbind(2)
     one = flash_attn.flash_attn_func(q, k, v, attn_bias=bias)
-    wanted = torch.autograd.grad(one.sum(), (qkv, bias), retain_graph=True)
+    expected = torch.autograd.grad(one.sum(), (qkv, bias), retain_graph=True)
     for other in (
         flash_attn.flash_attn_qkvpacked_func(qkv, attn_bias=bias),
         flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), attn_bias=bias),
     ):
         assert_close("out", other, one.detach(), tiny=1e-6)
-        for got, best in zip(torch.autograd.grad(other.sum(), (qkv, bias), retain_graph=True), wanted, strict=True):
+        for got, best in zip(torch.autograd.grad(other.sum(), (qkv, bias), retain_graph=True), expected, strict=True):
             assert_close("gradient", got, best, tiny=1e-5)
 
 
@@ -237,8 +237,8 @@ def test_compile(deterministic: bool) -> None:
     for function in (block, in_one_graph(block)):
         out = function(*leaves)
         results.append((out, *torch.autograd.grad(out.sum(), leaves)))
-    for got, wanted in zip(*reversed(results), strict=True):
-        assert_close("compiled", got, wanted.detach(), tiny=1e-6)
+    for got, expected in zip(*reversed(results), strict=True):
+        assert_close("compiled", got, expected.detach(), tiny=1e-6)
 
 
 def test_opcheck() -> None:
@@ -263,8 +263,10 @@ def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:
     op = torch.ops.flash_attn._extended_forward
     out, lse, _ = op(*op_arguments(op, q=q, k=k, v=v, softmax_scale=0.25, attn_bias=bias))
     best, best_lse = reference.attention(q, k, v, attn_bias=bias, softmax_scale=0.25)
-    got, wanted = (torch.autograd.grad((a.square().sum() + b.sum()), leaves) for a, b in ((lse, out), (best_lse, best)))
-    for name, one, exact in zip(("dq", "dk", "dv", "dbias"), got, wanted, strict=True):
+    got, expected = (
+        torch.autograd.grad((a.square().sum() + b.sum()), leaves) for a, b in ((lse, out), (best_lse, best))
+    )
+    for name, one, exact in zip(("dq", "dk", "dv", "dbias"), got, expected, strict=True):
         assert_close(name, one, exact, tiny=5e-5)
 
 

@@ -44,14 +44,14 @@ def test_prenorm(fused: bool, norm: str) -> None:
     x = _draw(2, 5, DIM).requires_grad_()
     hidden, residual = block(x)
     hidden, residual = block(hidden, residual)
-    wanted = x
+    expected = x
     for _ in range(2):
-        wanted = wanted + block.mixer(block.norm1(wanted))
-        wanted = wanted + block.mlp(block.norm2(wanted))
-    torch.testing.assert_close(hidden + residual, wanted)
+        expected = expected + block.mixer(block.norm1(expected))
+        expected = expected + block.mlp(block.norm2(expected))
+    torch.testing.assert_close(hidden + residual, expected)
     weights = [x, *block.parameters()]
-    found, right = (torch.autograd.grad(out.square().sum(), weights) for out in (hidden + residual, wanted))
-    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    result, right = (torch.autograd.grad(out.square().sum(), weights) for out in (hidden + residual, expected))
+    torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -60,11 +60,11 @@ def test_postnorm(pairs: bool, fused: bool) -> None:
     parts = {"mixer_cls": partial(MIXER, return_residual=pairs), "mlp_cls": partial(Mlp, return_residual=pairs)}
     block = _made(Block, prenorm=False, return_residual=pairs, fused_dropout_add_ln=fused, **parts)
     x = _draw(2, 5, DIM)
-    wanted = x
+    expected = x
     for part, norm in ((block.mixer, block.norm1), (block.mlp, block.norm2)):
-        out = part(wanted)
-        wanted = norm((out[0] if pairs else out) + wanted)
-    torch.testing.assert_close(block(x), wanted)
+        out = part(expected)
+        expected = norm((out[0] if pairs else out) + expected)
+    torch.testing.assert_close(block(x), expected)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -73,11 +73,11 @@ def test_parallel(tied: bool, fused: bool) -> None:
     block = _made(ParallelBlock, tied_norm=tied, fused_dropout_add_ln=fused, residual_in_fp32=True)
     x = _draw(2, 5, DIM)
     first, second, residual = block(*block(x))
-    wanted = x
+    expected = x
     for _ in range(2):
-        normed = block.norm1(wanted)
-        wanted = wanted + block.mixer(normed) + block.mlp(normed if tied else block.norm2(wanted))
-    torch.testing.assert_close(first + second + residual, wanted)
+        normed = block.norm1(expected)
+        expected = expected + block.mixer(normed) + block.mlp(normed if tied else block.norm2(expected))
+    torch.testing.assert_close(first + second + residual, expected)
     assert hasattr(block, "norm2") is not tied
 
 
@@ -129,8 +129,8 @@ def test_a_subset_of_the_tokens_asks() -> None:
     block = _made(Block, mixer_cls=partial(MIXER, cross_attn=True))
     x = _draw(2, 5, DIM)
     hidden, residual = block(x, mixer_subset=slice(0, 1))
-    wanted, all_residuals = block(x)
-    torch.testing.assert_close(hidden, wanted[:, :1])
+    expected, all_residuals = block(x)
+    torch.testing.assert_close(hidden, expected[:, :1])
     torch.testing.assert_close(residual, all_residuals[:, :1])
 
 
@@ -201,9 +201,9 @@ def test_patches_are_a_convolution(flatten: bool) -> None:
     images = _draw(2, 3, 8, 12)
     layer = PatchEmbed((8, 12), (4, 2), 3, 5, norm_layer=nn.LayerNorm, flatten=flatten)
     filters = layer.proj.weight.view(5, 3, 4, 2)
-    wanted = nn.functional.conv2d(images, filters, layer.proj.bias, stride=(4, 2)).permute(0, 2, 3, 1)
-    wanted = layer.norm(wanted)
-    torch.testing.assert_close(layer(images), wanted.flatten(1, 2) if flatten else wanted)
+    expected = nn.functional.conv2d(images, filters, layer.proj.bias, stride=(4, 2)).permute(0, 2, 3, 1)
+    expected = layer.norm(expected)
+    torch.testing.assert_close(layer(images), expected.flatten(1, 2) if flatten else expected)
     assert layer.num_patches == 12
     with pytest.raises(ValueError, match=r"x: got an image of \(8, 8\), wanted \(8, 12\)"):
         layer(images[..., :8])

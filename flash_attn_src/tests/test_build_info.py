@@ -106,10 +106,10 @@ WHEEL = build_info.BuildInfo(targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.
 
 
 def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [SimpleNamespace(gcnArchName=name, major=9, minor=0) for name in ("gfx942:sramecc+", "gfx1100", "gfx942")]
+    result = [SimpleNamespace(gcnArchName=name, major=9, minor=0) for name in ("gfx942:sramecc+", "gfx1100", "gfx942")]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(result))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", result.__getitem__)
     monkeypatch.setattr(torch.version, "hip", None)
     assert info._device_targets() == ["sm_90"]
     monkeypatch.setattr(torch.version, "hip", "6.2.41133")

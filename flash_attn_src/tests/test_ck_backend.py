@@ -90,13 +90,13 @@ def test_varlen(done: list[ck_planner.Launch], options: dict[str, Any]) -> None:
     def call(*x: torch.Tensor, **tail: Any) -> Any:
         return flash_attn_varlen_func(*x, lengths_q, lengths_k, 55, 50, alibi_slopes=slopes, **options, **tail)
 
-    found, wanted = both(call, inputs)
-    assert not found[0][75:].any()
-    assert not found[2][75:].any()
-    assert not found[3][99:].any()
-    for results in (found, wanted):  # the log-sum-exp of rows outside of every sequence is undefined
+    result, expected = both(call, inputs)
+    assert not result[0][75:].any()
+    assert not result[2][75:].any()
+    assert not result[3][99:].any()
+    for results in (result, expected):  # the log-sum-exp of rows outside of every sequence is undefined
         results[1] = results[1][:, :75]
-    compare(found, wanted)
+    compare(result, expected)
     assert {launch.kernel.split("-")[3] for launch in done} == {"group"}
 
 
@@ -109,10 +109,10 @@ def test_sequences_without_keys(done: list[ck_planner.Launch], deterministic: bo
     def call(*x: torch.Tensor, **tail: Any) -> Any:
         return flash_attn_varlen_func(*x, lengths_q, lengths_k, 20, 30, deterministic=deterministic, **tail)
 
-    found, wanted = both(call, inputs)
-    assert not found[2][:20].any()
-    assert (found[1][:, :20] == torch.inf).all()
-    compare(found, wanted)
+    result, expected = both(call, inputs)
+    assert not result[2][:20].any()
+    assert (result[1][:, :20] == torch.inf).all()
+    compare(result, expected)
     assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
 
 
@@ -142,8 +142,8 @@ def test_parts_of_dq_that_span_4_gib(
         patch.setattr(torch, "zeros", lazy_zeros)
         dq = gradient(torch.cat((q, padding)), k, v, torch.cat((grad, padding)))
     with backends.using(torch_backend):
-        wanted = gradient(*(x.float() for x in (q, k, v, grad)))
-    assert_close("dq", dq[:20], wanted, tiny=0.03)
+        expected = gradient(*(x.float() for x in (q, k, v, grad)))
+    assert_close("dq", dq[:20], expected, tiny=0.03)
     assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
 
 
@@ -152,8 +152,8 @@ def test_packed_tensors_without_rows(done: list[ck_planner.Launch], total_q: int
     """The longest lengths may be the most that a batch could have."""
     inputs = tensors((total_q, 4, 64), (total_k, 2, 64), (total_k, 2, 64))
     lengths_q, lengths_k = (torch.tensor([0, total], dtype=torch.int32) for total in (total_q, total_k))
-    found, wanted = both(lambda *x, **tail: flash_attn_varlen_func(*x, lengths_q, lengths_k, 16, 16, **tail), inputs)
-    compare(found, wanted)
+    result, expected = both(lambda *x, **tail: flash_attn_varlen_func(*x, lengths_q, lengths_k, 16, 16, **tail), inputs)
+    compare(result, expected)
     assert not done
 
 
@@ -175,8 +175,8 @@ def test_softcap_forward(done: list[ck_planner.Launch]) -> None:
     inputs = tensors((2, 40, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
     out = flash_attn_func(*inputs, softcap=2.0, causal=True)
     with backends.using(torch_backend):
-        wanted = flash_attn_func(*(x.float() for x in inputs), softcap=2.0, causal=True)
-    assert_close("out", out, wanted, tiny=0.03)
+        expected = flash_attn_func(*(x.float() for x in inputs), softcap=2.0, causal=True)
+    assert_close("out", out, expected, tiny=0.03)
     assert [launch.kernel for launch in done] == ["fwd-bf16-d64-batch-mask-softcap"]
 
 

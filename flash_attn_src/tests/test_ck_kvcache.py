@@ -39,8 +39,8 @@ def test_paged_varlen(done: list[ck_planner.Launch], splits: int, monkeypatch: p
     arguments = (lengths_q, lengths_k, 18, 300)
     out = flash_attn_varlen_func(q, k, v, *arguments, causal=True, block_table=table)
     with backends.using(torch_backend):
-        wanted = flash_attn_varlen_func(q.float(), k.float(), v.float(), *arguments, causal=True, block_table=table)
-    assert_close("out", out, wanted, tiny=0.03)
+        expected = flash_attn_varlen_func(q.float(), k.float(), v.float(), *arguments, causal=True, block_table=table)
+    assert_close("out", out, expected, tiny=0.03)
     assert [launch.kernel for launch in done] == [
         "splitkv-bf16-d64-group-paged", f"combine-bf16-d64-group-splits{4 if splits <= 16 else 7}"
     ]  # fmt: skip
@@ -55,8 +55,8 @@ def test_few_queries_of_packed_keys(request: pytest.FixtureRequest, alone: bool)
     with running(request, alone=alone) as done, warnings.catch_warnings(action="error"):
         out = flash_attn_varlen_func(q, k, v, *arguments, causal=True)
     with backends.using(torch_backend):
-        wanted = flash_attn_varlen_func(q.float(), k.float(), v.float(), *arguments, causal=True)
-    assert_close("out", out, wanted, tiny=0.03)
+        expected = flash_attn_varlen_func(q.float(), k.float(), v.float(), *arguments, causal=True)
+    assert_close("out", out, expected, tiny=0.03)
     assert operations(done) == ["fwd" if alone else "triton.forward"]
 
 
@@ -102,8 +102,8 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
             out, lse = flash_attn_with_kvcache(*given, *fresh, **{**options, **turned})
         assert given[0].equal(q.to(kind))  # the kernel does not rotate the query
         results.append((out, lse, given[1], given[2]))
-    for name, mine, wanted in zip(("out", "lse", "k_cache", "v_cache"), *results, strict=True):
-        assert_close(name, mine, wanted, tiny=0.04)
+    for name, mine, expected in zip(("out", "lse", "k_cache", "v_cache"), *results, strict=True):
+        assert_close(name, mine, expected, tiny=0.04)
     assert operations(done) == [*(["appendkv"] if new else []), "splitkv", "combine"]
 
 
@@ -155,10 +155,10 @@ def test_few_queries_share_out_the_keys(
         out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
         assert operations(done)[-2:] == ["splitkv", "combine"]
         with backends.using(torch_backend):
-            wanted, wanted_lse, _ = flash_attn_func(
+            expected, wanted_lse, _ = flash_attn_func(
                 q.float(), k.float(), v.float(), causal=causal, return_attn_probs=True
             )
-        assert_close("out", out, wanted, tiny=0.03)
+        assert_close("out", out, expected, tiny=0.03)
         assert_close("lse", lse, wanted_lse, tiny=0.03)
     q, k, v = tensors((2, 1, 4, 48), (2, 300, 2, 48), (2, 300, 2, 48))
     flash_attn_func(q, k, v)

@@ -94,8 +94,8 @@ def _same_compiled(block: Callable[..., torch.Tensor], tensors: list[torch.Tenso
     for function in (block, in_one_graph(block)):
         out = function(*tensors)
         results.append((out, *torch.autograd.grad(out.sum(), tensors)))
-    for got, wanted in zip(*reversed(results), strict=True):
-        assert_close("compiled", got, wanted, tiny=1e-6)
+    for got, expected in zip(*reversed(results), strict=True):
+        assert_close("compiled", got, expected, tiny=1e-6)
 
 
 def test_compile_packed_and_varlen() -> None:
@@ -119,9 +119,9 @@ def test_compile_returns_statistics() -> None:
         return flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
 
     for tensors in ((q, k, v), (q.requires_grad_(), k, v)):
-        for got, wanted in zip(in_one_graph(block)(*tensors), block(*tensors), strict=True):
-            assert torch.equal(got, wanted)
-            assert got.requires_grad == wanted.requires_grad
+        for got, expected in zip(in_one_graph(block)(*tensors), block(*tensors), strict=True):
+            assert torch.equal(got, expected)
+            assert got.requires_grad == expected.requires_grad
 
 
 def test_compile_with_dynamic_shapes() -> None:
@@ -335,8 +335,8 @@ class _Strides(TorchDispatchMode):
             given = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
             with FakeTensorMode() as mode:
                 fakes = func(*tree_map_only(torch.Tensor, mode.from_tensor, given))
-            got, wanted = ([x.stride() for x in tree_leaves(each) if x.numel()] for each in (results, fakes))
-            assert got == wanted, func
+            got, expected = ([x.stride() for x in tree_leaves(each) if x.numel()] for each in (results, fakes))
+            assert got == expected, func
         return results
 
 

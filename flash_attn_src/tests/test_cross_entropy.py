@@ -52,8 +52,8 @@ def test_kernels(classes: int, dtype: torch.dtype, option: str) -> None:
     logits, labels = _draw(9, classes, dtype)
     options = (*OPTIONS[option], -100, classes, 0)
     losses, z_losses, lse = cross_entropy.launch_forward(logits, labels, None, *options)
-    wanted, wanted_z, gradient = _wanted(logits, labels, *OPTIONS[option])
-    assert_close("losses", losses, wanted, tiny=2e-6)
+    expected, wanted_z, gradient = _wanted(logits, labels, *OPTIONS[option])
+    assert_close("losses", losses, expected, tiny=2e-6)
     assert_close("z_losses", z_losses, wanted_z, tiny=2e-6)
     again, _, _ = cross_entropy.launch_forward(logits, labels, lse, *options)
     assert torch.equal(again, losses)
@@ -73,9 +73,9 @@ def test_the_gradient_may_be_on_its_way() -> None:
         logits.requires_grad_(), labels, None, 0.0, 1.0, 0.0, -100, False, None
     )
     weights = torch.rand(6, device=DEVICE)
-    (wanted,) = torch.autograd.grad(losses, logits, weights, retain_graph=True)
+    (expected,) = torch.autograd.grad(losses, logits, weights, retain_graph=True)
     (got,) = torch.autograd.grad(losses, logits, Late(weights))
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, expected)
 
 
 def test_kernels_take_rows_apart_and_masked_classes() -> None:
@@ -84,9 +84,9 @@ def test_kernels_take_rows_apart_and_masked_classes() -> None:
     labels = labels.clamp(max=29)
     wide = torch.zeros(6, 47, device=DEVICE)[:, 3:43].copy_(logits)
     options = (0.0, 1.0, 0.0, -100, 40, 0)
-    wanted, _, _ = _wanted(logits, labels, 0.0, 1.0, 0.0)
+    expected, _, _ = _wanted(logits, labels, 0.0, 1.0, 0.0)
     losses, _, lse = cross_entropy.launch_forward(wide, labels, None, *options)
-    assert_close("losses", losses, wanted, tiny=2e-6)
+    assert_close("losses", losses, expected, tiny=2e-6)
     ones = torch.ones(6, device=DEVICE)
     gradient = cross_entropy.launch_backward(wide, labels, lse, ones, *options, False)
     assert gradient[:, 30:].eq(0).all()
@@ -128,15 +128,15 @@ def test_pytorch_form_and_its_gradient(option: str) -> None:
     logits.requires_grad_()
     call = {"label_smoothing": smoothing, "logit_scale": scale, "lse_square_scale": square}
     losses, z_losses = cross_entropy_loss(logits, labels, **call)
-    wanted, wanted_z, gradient = _wanted(logits, labels, smoothing, scale, square)
-    assert_close("losses", losses, wanted, tiny=1e-12)
+    expected, wanted_z, gradient = _wanted(logits, labels, smoothing, scale, square)
+    assert_close("losses", losses, expected, tiny=1e-12)
     assert_close("z_losses", z_losses, wanted_z, tiny=1e-12)
     assert not z_losses.requires_grad
     weights = torch.arange(1, 10, dtype=torch.float64)
     assert_close("dlogits", torch.autograd.grad(losses, logits, weights)[0], gradient, tiny=1e-12)
     known = logits.logsumexp(1).detach()
     losses, _ = cross_entropy_loss(logits, labels, known, **call)
-    assert_close("losses", losses, wanted, tiny=1e-12)
+    assert_close("losses", losses, expected, tiny=1e-12)
     assert_close("dlogits", torch.autograd.grad(losses, logits, weights)[0], gradient, tiny=1e-12)
 
 
@@ -159,14 +159,14 @@ def test_a_known_lse_serves_plain_logits_alone(option: str, kernel: bool, monkey
 def test_module_reduces_as_torch_does(reduction: str) -> None:
     logits, labels = (x.cpu() for x in _draw(9, 33, torch.float32))
     module = CrossEntropyLoss(reduction=reduction, label_smoothing=0.1)
-    wanted = torch.nn.CrossEntropyLoss(reduction=reduction, label_smoothing=0.1)(logits, labels)
-    assert_close("loss", module(logits, labels), wanted)
+    expected = torch.nn.CrossEntropyLoss(reduction=reduction, label_smoothing=0.1)(logits, labels)
+    assert_close("loss", module(logits, labels), expected)
     loss, z_loss = CrossEntropyLoss(reduction=reduction, lse_square_scale=0.1, return_z_loss=True)(logits, labels)
     plain = torch.nn.CrossEntropyLoss(reduction=reduction)(logits, labels)
     assert_close("loss", loss - z_loss, plain)
     labels = labels.clamp_min(0)
-    wanted = torch.nn.CrossEntropyLoss(reduction=reduction, ignore_index=0)(2.0 * logits, labels)
-    assert_close("loss", CrossEntropyLoss(0, reduction, logit_scale=2.0)(logits, labels), wanted)
+    expected = torch.nn.CrossEntropyLoss(reduction=reduction, ignore_index=0)(2.0 * logits, labels)
+    assert_close("loss", CrossEntropyLoss(0, reduction, logit_scale=2.0)(logits, labels), expected)
 
 
 def test_compiles_whole() -> None:
@@ -220,10 +220,10 @@ def test_the_kernels_parts_add_up() -> None:
         options = (0.1, 0.8, 0.01, -100, 32, rank * 16)
         parts.append(cross_entropy.launch_forward(part, labels, None, *options))
     lse = torch.stack([part[2] for part in parts]).logsumexp(0)
-    wanted, _, gradient = _wanted(logits, labels, 0.1, 0.8, 0.01)
+    expected, _, gradient = _wanted(logits, labels, 0.1, 0.8, 0.01)
     kept = labels != -100
     losses = parts[0][0] + parts[1][0] + torch.where(kept, lse + 0.01 * lse.square(), 0.0)
-    assert_close("losses", losses, wanted, tiny=2e-6)
+    assert_close("losses", losses, expected, tiny=2e-6)
     weights = torch.arange(1.0, 7.0, device=DEVICE)
     for rank in range(2):
         columns = slice(rank * 16, rank * 16 + 16)
@@ -236,13 +236,13 @@ def test_the_kernels_parts_add_up() -> None:
 def test_autograd_on_the_gpu() -> None:
     logits, labels = _draw(17, 1003, torch.bfloat16)
     logits.requires_grad_()
-    wanted, wanted_z, gradient = _wanted(logits, labels, 0.1, 1.0, 0.01)
+    expected, wanted_z, gradient = _wanted(logits, labels, 0.1, 1.0, 0.01)
     weights = torch.arange(1.0, 18.0, device=DEVICE)
     for inplace in (False, True):
         losses, z_losses = cross_entropy_loss(
             logits, labels, label_smoothing=0.1, lse_square_scale=0.01, inplace_backward=inplace
         )
-        assert_close("losses", losses, wanted, tiny=2e-6)
+        assert_close("losses", losses, expected, tiny=2e-6)
         assert_close("z_losses", z_losses, wanted_z, tiny=2e-6)
         (got,) = torch.autograd.grad(losses, logits, weights)
         assert_close("dlogits", got, gradient, rough=gradient.bfloat16(), tiny=2e-6)

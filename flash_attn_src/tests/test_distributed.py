@@ -57,21 +57,21 @@ def _uneven(_rank: int) -> list[torch.Tensor]:
 
 def _embeddings(rank: int) -> list[torch.Tensor]:
     """Each rank's rows, with gradients, and all of them, of halves of the tables in _tables."""
-    found, (words, places), ids = [], _tables(), torch.tensor([[3, 0, 1], [2, 2, 1]])
+    result, (words, places), ids = [], _tables(), torch.tensor([[3, 0, 1], [2, 2, 1]])
     for sequence_parallel in (True, False):
         layer = ParallelGPT2Embeddings(4, 4, 5, dist.group.WORLD, sequence_parallel=sequence_parallel)
         layer.word_embeddings.weight.data.copy_(words.chunk(2)[rank])
         layer.position_embeddings.weight.data.copy_(places.chunk(2, 1)[rank])
         out = layer(ids, combine_batch_seqlen_dim=sequence_parallel)
         out.square().sum().backward()
-        found += [out.detach(), layer.word_embeddings.weight.grad, layer.position_embeddings.weight.grad]
+        result += [out.detach(), layer.word_embeddings.weight.grad, layer.position_embeddings.weight.grad]
     with pytest.raises(IndexError, match="input: got 0 to 4, wanted 0 to 3"):
         layer.word_embeddings(torch.tensor([4, 0]))
     with pytest.raises(ValueError, match="num_embeddings: got 5, wanted a multiple of 2"):
         VocabParallelEmbedding(5, 4, process_group=dist.group.WORLD)
     with pytest.raises(ValueError, match="padding_idx: got 1, wanted None"):
         VocabParallelEmbedding(4, 4, process_group=dist.group.WORLD, padding_idx=1)
-    return found
+    return result
 
 
 def _tables() -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,22 +84,22 @@ _WORKS = (_gather, _scatter, _reduce, _models, _uneven, _embeddings)
 
 def _all(rank: int) -> list[torch.Tensor]:
     """The results of all works, each after their number."""
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
     for work in _WORKS:
         of_one = work(rank)
-        found += [torch.tensor(len(of_one)), *of_one]
-    return found
+        result += [torch.tensor(len(of_one)), *of_one]
+    return result
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two processes do all works, because their start takes longest."""
-    found: Results = {work: [] for work in _WORKS}
+    result: Results = {work: [] for work in _WORKS}
     for of_rank in both(tmp_path_factory.mktemp("ranks"), _all):
         rest = iter(of_rank)
         for work in _WORKS:
-            found[work].append(list(islice(rest, int(next(rest)))))
-    return found
+            result[work].append(list(islice(rest, int(next(rest)))))
+    return result
 
 
 def test_all_gather(results: Results) -> None:
@@ -137,12 +137,12 @@ def test_embeddings_are_shared_out(results: Results) -> None:
     whole = GPT2Embeddings(4, 4, 5)
     for each, table in zip((whole.word_embeddings, whole.position_embeddings), _tables(), strict=True):
         each.weight.data.copy_(table)
-    wanted = whole(torch.tensor([[3, 0, 1], [2, 2, 1]]))
-    wanted.square().sum().backward()
+    expected = whole(torch.tensor([[3, 0, 1], [2, 2, 1]]))
+    expected.square().sum().backward()
     words, places = whole.word_embeddings.weight.grad, whole.position_embeddings.weight.grad
     for rank, (part, *gradients, all_rows, _, _) in enumerate(results[_embeddings]):
-        assert torch.equal(part, wanted.view(6, 4)[rank * 3 : rank * 3 + 3])
-        assert torch.equal(all_rows, wanted)
+        assert torch.equal(part, expected.view(6, 4)[rank * 3 : rank * 3 + 3])
+        assert torch.equal(all_rows, expected)
         assert torch.equal(gradients[0], words.chunk(2)[rank])
         assert torch.equal(gradients[1], places.chunk(2, 1)[rank])
 

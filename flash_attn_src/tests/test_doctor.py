@@ -39,11 +39,11 @@ _SOURCE = Path(__file__).resolve().parent.parent
 
 @pytest.mark.parametrize(("key", "facts", "said"), CASES, ids=[f"{key}-{i}" for i, (key, _, _) in enumerate(CASES)])
 def test_the_doctor_finds(key: str, facts: Facts, said: str) -> None:
-    found = findings.examine(facts)
-    assert [finding.key for finding in found] == [key]
-    assert said in f"{found[0].what} {found[0].remedy}".replace('"', "")
-    assert found[0].remedy
-    assert "{" not in found[0].remedy
+    result = findings.examine(facts)
+    assert [finding.key for finding in result] == [key]
+    assert said in f"{result[0].what} {result[0].remedy}".replace('"', "")
+    assert result[0].remedy
+    assert "{" not in result[0].remedy
 
 
 _FOREIGN = re.compile(r"\b(sudo|export|unset|modprobe|dmesg|docker|LD_\w+)\b|/dev/|/proc/|&&|(?<!-m )\bpip install")
@@ -117,10 +117,10 @@ def test_a_processor_with_a_gpu_beside_the_card() -> None:
         ({"HIP_VISIBLE_DEVICES": "0"}, ["gpu-hidden", "target-missing"]), ({}, ["target-missing"]),
         ({"ROCR_VISIBLE_DEVICES": "0"}, ["target-missing", "variable-of-linux"]),
     ):  # fmt: skip
-        found = findings.examine(common_pc("inside", variables=variables))
-        assert [finding.key for finding in found] == keys
-        assert not any("HIP_VISIBLE_DEVICES = " in finding.remedy for finding in found)
-    assert found[0].what == "a GPU here is a gfx1036, the wheel is for gfx1101"
+        result = findings.examine(common_pc("inside", variables=variables))
+        assert [finding.key for finding in result] == keys
+        assert not any("HIP_VISIBLE_DEVICES = " in finding.remedy for finding in result)
+    assert result[0].what == "a GPU here is a gfx1036, the wheel is for gfx1101"
 
 
 def test_the_number_of_the_first_gpu_hides_nothing() -> None:
@@ -217,8 +217,8 @@ def test_two_runtimes_are_no_trouble_on_windows_where_torch_names_one() -> None:
 def test_no_driver_is_missed_where_torch_is_not_for_rocm() -> None:
     info = {"problems": ["no GPU driver: libamdhip64 is not there"]}
     for facts in (torch("2.5.1", cuda="12.4", devices=[], info=info), torch("2.5.1+cpu", devices=[], info=info)):
-        assert len(found := findings.examine(facts)) == 1
-        assert found[0].key.startswith("torch-")
+        assert len(result := findings.examine(facts)) == 1
+        assert result[0].key.startswith("torch-")
 
 
 @pytest.mark.parametrize(

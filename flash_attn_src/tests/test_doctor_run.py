@@ -82,15 +82,15 @@ def test_it_runs_with_another_torch(wheel: Path, tmp_path: Path) -> None:
     log.write_bytes(b"caf\xe9: no such locale\nninja: fatal: Killed\n")
     done = run(Path(sys.executable), wheel, "-m", "flash_attn.doctor", "--json", "--log", str(log))
     assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
-    keys = [finding["key"] for finding in found["findings"]]
+    result = json.loads(done.stdout)
+    keys = [finding["key"] for finding in result["findings"]]
     assert keys[0] in ("torch-cpu", "torch-cuda")
     assert "build-memory" in keys
     assert "torch-minor" not in keys  # the remedy of the first one replaces torch anyway
-    assert found["location"] == str(wheel / "flash_attn")
-    assert found["probe"]["call"]["forward_error"] <= found["probe"]["call"]["limit"]
-    assert found["probe"]["call"]["unwritten"] == []
-    assert found["probe"]["attention"]["error"] <= found["probe"]["attention"]["limit"]
+    assert result["location"] == str(wheel / "flash_attn")
+    assert result["probe"]["call"]["forward_error"] <= result["probe"]["call"]["limit"]
+    assert result["probe"]["call"]["unwritten"] == []
+    assert result["probe"]["attention"]["error"] <= result["probe"]["attention"]["limit"]
     done = run(Path(sys.executable), wheel, "-m", "flash_attn.doctor", "--log", str(tmp_path / "none"))
     assert done.returncode == 2
     assert "No such file" in done.stderr

@@ -62,8 +62,8 @@ def test_missing_files_of_a_wheel_are_reported(tmp_path: Path) -> None:
     assert list(survey.lacking(replace(BUILD, backend="ck"), tmp_path)) == []
     with zipfile.ZipFile(tmp_path / "_kernels/gfx90a.zip", "w") as archive:
         archive.writestr("manifest.json", json.dumps({"format": store.FORMAT + 1, "kernels": {}}))
-    (found,) = survey.lacking(BUILD, tmp_path)
-    assert f"has format {store.FORMAT + 1}" in found
+    (result,) = survey.lacking(BUILD, tmp_path)
+    assert f"has format {store.FORMAT + 1}" in result
 
 
 def test_access_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +72,9 @@ def test_access_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     device.write_bytes(b"")
     device.chmod(0o641)
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) == (device, os.R_OK | os.W_OK))
-    found = survey.access(device)
-    assert found is not None
-    assert (found.mode, found.allowed) == ("641", True)
+    result = survey.access(device)
+    assert result is not None
+    assert (result.mode, result.allowed) == ("641", True)
 
 
 def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_facts_that_a_machine_does_not_provide(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(locate_file=tmp_path.joinpath)
-    monkeypatch.setattr(survey.metadata, "distribution", {"flash_attn": found}.__getitem__)
+    result = SimpleNamespace(locate_file=tmp_path.joinpath)
+    monkeypatch.setattr(survey.metadata, "distribution", {"flash_attn": result}.__getitem__)
     assert survey.installed() is None  # an editable one
     (tmp_path / "flash_attn").mkdir()
     assert survey.installed() == str((tmp_path / "flash_attn").resolve())

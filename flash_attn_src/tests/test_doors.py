@@ -132,7 +132,7 @@ def _launched(run: Callable[[AttentionCall], Any]) -> Callable[[AttentionCall], 
         patches = mock.patch.multiple(ck_planner, plan=plan, backward_workspace=lambda _packed: 4096)
         with recording.record("gfx942") as launches, patches:
             refused = run(call)
-        contents = [*asked, *((one.kernel, one.argument) for one in launches)]
+        contents = [*asked, *((launch.kernel, launch.argument) for launch in launches)]
         return [(name, _without_addresses(content)) for name, content in contents], isinstance(refused, str)
 
     return evidence
@@ -284,8 +284,8 @@ def test_doors_of_speed_send_no_call_to_those_who_refuse_it() -> None:
 def test_a_false_promise_is_seen(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that a row names without code for it."""
     with _promised(name, option, monkeypatch):
-        (found,) = (x for x in fields(Wider) if x.name == option)
-        assert unproved(name, found) is not None
+        (result,) = (x for x in fields(Wider) if x.name == option)
+        assert unproved(name, result) is not None
 
 
 @contextmanager

@@ -20,23 +20,23 @@ def test_dropout_add_layer_norm(prenorm: bool, dtype: torch.dtype, p: float) -> 
     module = ops.DropoutAddLayerNorm(24, prenorm=prenorm, p=p, residual_in_fp32=True)
     module.weight.data.uniform_(0.5, 1.5)
     scale = torch.rand(24, requires_grad=True)
-    found = ops.dropout_add_layer_norm(
+    result = ops.dropout_add_layer_norm(
         x0, residual, module.weight, module.bias, p, module.eps, layerscale=scale, prenorm=prenorm,
         return_dropout_mask=True,
     )  # fmt: skip
-    y, mask = found[0], found[-1]
+    y, mask = result[0], result[-1]
     assert mask.dtype is torch.uint8
     assert bool(mask.all()) == (p == 0.0)
     z = x0.double() * scale.to(dtype).double() * mask / (1.0 - p) + residual.double()
-    wanted = functional.layer_norm(z, (24,), module.weight.double(), module.bias.double(), module.eps)
+    expected = functional.layer_norm(z, (24,), module.weight.double(), module.bias.double(), module.eps)
     tiny = 0.0 if dtype is torch.float32 else 2e-2
-    assert_close("y", y, wanted.to(dtype), tiny=max(tiny, 1e-5))
+    assert_close("y", y, expected.to(dtype), tiny=max(tiny, 1e-5))
     if prenorm:
-        assert_close("z", found[1], z.to(dtype), tiny=max(tiny, 1e-5))
+        assert_close("z", result[1], z.to(dtype), tiny=max(tiny, 1e-5))
     inputs = [x0, residual, scale, module.weight, module.bias]
     dy = torch.randn_like(y)
     gradients = torch.autograd.grad(y, inputs, dy)
-    for one, other in zip(gradients, torch.autograd.grad(wanted, inputs, dy.double()), strict=True):
+    for one, other in zip(gradients, torch.autograd.grad(expected, inputs, dy.double()), strict=True):
         assert_close("gradient", one, other, tiny=max(8 * tiny, 1e-4))
     module.eval()
     plain = ops.dropout_add_layer_norm(x0, residual, module.weight, module.bias, 0.0, 1e-5, prenorm=prenorm)
@@ -56,12 +56,12 @@ def test_rows_of_a_subset() -> None:
     )  # fmt: skip
     wide = torch.zeros(5, 8, dtype=torch.float64).index_copy(0, torch.tensor([0, 2, 3]), 2.0 * x0) + residual
     assert_close("z", z, wide)
-    wanted = functional.layer_norm(wide, (8,), weight, bias, 1e-5)[[1, 3, 4]]
-    assert_close("y", y, wanted)
+    expected = functional.layer_norm(wide, (8,), weight, bias, 1e-5)[[1, 3, 4]]
+    assert_close("y", y, expected)
     assert mask.shape == (5, 8)
     for one, other in zip(
         torch.autograd.grad(y.square().sum(), (x0, residual)),
-        torch.autograd.grad(wanted.square().sum(), (x0, residual)), strict=True,
+        torch.autograd.grad(expected.square().sum(), (x0, residual)), strict=True,
     ):  # fmt: skip
         assert_close("gradient", one, other)
 

@@ -54,7 +54,7 @@ def numbers(rows: np.ndarray, cols: np.ndarray, shared: int) -> np.ndarray:
     half = cols & second[0] if second else rows & low
     words = philox((cols & ~shared, rows if second else rows & ~low, np.asarray(PLANE), np.asarray(OFFSET)), SEED)
     chosen = np.select(
-        [(cols & (middle | high)) == wanted for wanted in (0, middle, high)],
+        [(cols & (middle | high)) == expected for expected in (0, middle, high)],
         [np.broadcast_to(word, np.broadcast_shapes(rows.shape, cols.shape)) for word in words[:3]],
         words[3],
     )
@@ -71,8 +71,8 @@ def test_every_tiling_draws_the_definition(shared: int, rows: int, cols: int, fl
     kept = torch.zeros(SIZE, SIZE, dtype=torch.int8, device=DEVICE)
     state = torch.tensor([SEED, OFFSET], device=DEVICE)
     _store_mask[SIZE // rows, SIZE // cols](kept, state, p, PLANE, SIZE, rows, cols, shared, flip)
-    wanted = numbers(np.arange(SIZE)[:, None], np.arange(SIZE)[None, :], shared) >= np.uint32(np.float32(p) * 2**32)
-    assert np.array_equal(kept.cpu().numpy().astype(bool), wanted)
+    expected = numbers(np.arange(SIZE)[:, None], np.arange(SIZE)[None, :], shared) >= np.uint32(np.float32(p) * 2**32)
+    assert np.array_equal(kept.cpu().numpy().astype(bool), expected)
 
 
 @pytest.mark.parametrize("p", [0.003, 0.1, 0.5])

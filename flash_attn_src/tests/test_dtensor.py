@@ -75,9 +75,9 @@ def _rank(_number: int) -> list[torch.Tensor]:
                 else:
                     axis = 2 if by_heads else 0
                 placed[each] = distribute_tensor(x, mesh, [Replicate() if axis is None else Shard(axis)])
-            found = _results(name, placed)
-            assert found[0].placements == (Shard(2 if by_heads else 0),)
-            pairs = zip(found, _results(name, _inputs()), strict=True)
+            result = _results(name, placed)
+            assert result[0].placements == (Shard(2 if by_heads else 0),)
+            pairs = zip(result, _results(name, _inputs()), strict=True)
             errors.append(torch.stack([(x.full_tensor() - right).abs().max() for x, right in pairs]).detach())
         errors += _flex_errors(placed)
     with pytest.raises(NotImplementedError, match=r"dropout_p: got 0\.5 with DTensors"):

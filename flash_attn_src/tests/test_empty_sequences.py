@@ -65,10 +65,10 @@ def check(
         with backends.using(torch_backend) if is_exact else served():
             out = _api.flash_attn_varlen_func(*leaves, *starts, *longest, **options)
             results.append([out, *torch.autograd.grad(out, leaves, dout.to(out.dtype))])
-    for name, found, wanted in zip(("out", "dq", "dk", "dv"), *results, strict=True):
+    for name, result, expected in zip(("out", "dq", "dk", "dv"), *results, strict=True):
         rows = rows_k if name in ("dk", "dv") else rows_q
-        assert not found[rows:].any(), name
-        assert_close(name, found[:rows], wanted[:rows], tiny=0.03 if dtype is BF16 else 5e-3)
+        assert not result[rows:].any(), name
+        assert_close(name, result[:rows], expected[:rows], tiny=0.03 if dtype is BF16 else 5e-3)
 
 
 @pytest.mark.usefixtures("_tiles", "interpreter_multiplies_bf16")
@@ -106,7 +106,7 @@ def test_composable_kernel_with_keys_that_no_query_sees(
         with backends.using(torch_backend) if is_exact else running(request):
             out = _api.flash_attn_func(*given, window_size=window)
             results.append(torch.autograd.grad(out, given, torch.ones_like(out)))
-    for name, found, wanted in zip(("dq", "dk", "dv"), *results, strict=True):
-        assert_close(name, found, wanted, tiny=0.03)
+    for name, result, expected in zip(("dq", "dk", "dv"), *results, strict=True):
+        assert_close(name, result, expected, tiny=0.03)
     assert not results[0][1][:, :256].any()
     assert not results[0][2][:, :256].any()

@@ -40,7 +40,7 @@ NUMBERS = ("scale", "softcap", "threshd")
 
 
 def _functions() -> list[Callable[..., Any]]:
-    found = {}
+    result = {}
     for module in (flash_attn, flash_attn.fp8, flash_attn.int8, sageattention, spas_sage_attn, fa3, flash_attn.cute):
         for name, f in vars(module).items():
             if (
@@ -48,8 +48,8 @@ def _functions() -> list[Callable[..., Any]]:
                 and name.startswith(("flash_attn_", "sageattn", "spas_"))
                 and "combine" not in name
             ):
-                found[f] = None
-    return list(found)
+                result[f] = None
+    return list(result)
 
 
 def _good(f: Callable[..., Any]) -> dict[str, Any]:

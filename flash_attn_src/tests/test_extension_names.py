@@ -53,8 +53,8 @@ def test_varlen_positionally() -> None:
         dout.flatten(0, 1), *packed, got, got_lse, None, None, None, cu_q, cu_k, None, 6, 9, 0.0, 0.25, False, True,
         5, -1, 3.0, False, None, state,
     )  # fmt: skip
-    for value, wanted in zip(results, gradients, strict=False):
-        assert torch.allclose(value, wanted.flatten(0, 1), atol=1e-6)
+    for value, expected in zip(results, gradients, strict=False):
+        assert torch.allclose(value, expected.flatten(0, 1), atol=1e-6)
 
 
 def test_kvcache_positionally() -> None:
@@ -62,7 +62,7 @@ def test_kvcache_positionally() -> None:
     new = q[:, :2, :2].contiguous()
     ours, theirs = [k.clone(), v.clone()], [k.clone(), v.clone()]
     lengths = torch.tensor([3, 5], dtype=torch.int32)
-    wanted, wanted_lse = flash_attn.flash_attn_with_kvcache(
+    expected, wanted_lse = flash_attn.flash_attn_with_kvcache(
         q, *ours, new, new, cache_seqlens=lengths, softmax_scale=0.25, causal=True, softcap=3.0, return_softmax_lse=True
     )
     given = torch.empty_like(q)
@@ -70,7 +70,7 @@ def test_kvcache_positionally() -> None:
         q, *theirs, new, new, lengths, None, None, None, None, None, None, given, 0.25, True, -1, -1, 3.0, False, 0
     )
     assert out is given
-    assert all(map(torch.equal, (out, lse, *theirs), (wanted, wanted_lse, *ours)))
+    assert all(map(torch.equal, (out, lse, *theirs), (expected, wanted_lse, *ours)))
 
 
 def test_a_generator_is_drawn_from() -> None:
@@ -99,20 +99,20 @@ def test_a_result_in_the_memory_of_an_input(place: int) -> None:
     for shift in (0, 1):
         for shape, function, rest in (((12, 2, 8), extension.varlen_fwd, packed),
                                       ((1, 12, 2, 8), extension.fwd, (None, *more))):  # fmt: skip
-            wanted = function(*(x.view(shape) for x in (q, k, v)), None, *rest)[0]
+            expected = function(*(x.view(shape) for x in (q, k, v)), None, *rest)[0]
             buffer = torch.zeros(13, 2, 8)
             inputs = [x.clone().view(shape) for x in (q, k, v)]
             inputs[place] = buffer[:12].copy_((q, k, v)[place]).view(shape)
             out = buffer[shift : shift + 12].view(shape)
             assert function(*inputs, out, *rest)[0] is out
-            assert torch.equal(out, wanted)
+            assert torch.equal(out, expected)
     caches = [torch.randn(2, 9, 2, 8) for _ in range(2)]
     queries = torch.randn(2, 3, 2, 8)
     tail = (*(None,) * 8, 0.3, True, -1, -1, 0.0, True, 0)
-    wanted = extension.fwd_kvcache(queries, *caches, None, None, *tail[:7], None, *tail[8:])[0]
+    expected = extension.fwd_kvcache(queries, *caches, None, None, *tail[:7], None, *tail[8:])[0]
     buffer = queries.clone()
     extension.fwd_kvcache(buffer, *caches, None, None, *tail[:7], buffer, *tail[8:])
-    assert torch.equal(buffer, wanted)
+    assert torch.equal(buffer, expected)
     with pytest.raises(ValueError, match="out: got memory of k_cache or v_cache"):
         extension.fwd_kvcache(queries, *caches, None, None, *tail[:7], caches[0][:, :3], *tail[8:])
 

@@ -17,8 +17,8 @@ def test_attention_chunk(num_splits: int) -> None:
     for row in range(6):
         place = row + 3
         keys = slice(place // 4 * 4, place + 1)
-        wanted, _ = reference.attention(q[:, row, None], k[:, keys], v[:, keys])
-        assert_close(f"row {row}", out[:, row, None], wanted)
+        expected, _ = reference.attention(q[:, row, None], k[:, keys], v[:, keys])
+        assert_close(f"row {row}", out[:, row, None], expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -36,10 +36,10 @@ def test_attention_chunk_has_gradients_dense_and_packed(causal: bool, chunk: int
         keys = slice(0, 0)
         if place >= 0:
             keys = slice(place // chunk * chunk, place + 1 if causal else (place // chunk + 1) * chunk)
-        found = reference.attention(q[:, row, None], k[:, keys], v[:, keys])[0] if place >= 0 else q[:, row, None] * 0
-        rows.append(found)
-    wanted = torch.cat(rows, 1)
-    gradients = torch.autograd.grad(wanted, leaves, dout, allow_unused=True)
+        result = reference.attention(q[:, row, None], k[:, keys], v[:, keys])[0] if place >= 0 else q[:, row, None] * 0
+        rows.append(result)
+    expected = torch.cat(rows, 1)
+    gradients = torch.autograd.grad(expected, leaves, dout, allow_unused=True)
     options = {"causal": causal, "attention_chunk": chunk, "return_attn_probs": True}
     dense, lse = fa3.flash_attn_func(q, k, v, **options)
     cu_seqlens = index(0, seqlen_q, 2 * seqlen_q), index(0, seqlen_k, 2 * seqlen_k)
@@ -48,6 +48,6 @@ def test_attention_chunk_has_gradients_dense_and_packed(causal: bool, chunk: int
     assert lse.shape == (2, 4, seqlen_q)
     assert torch.equal(lse.transpose(0, 1).flatten(1), packed_lse)
     for name, out in (("dense", dense), ("packed", packed.view(q.shape))):
-        assert_close(name, out, wanted)
+        assert_close(name, out, expected)
         for part, got, want in zip("qkv", torch.autograd.grad(out, leaves, dout), gradients, strict=True):
             assert_close(f"{name} d{part}", got, torch.zeros_like(got) if want is None else want)

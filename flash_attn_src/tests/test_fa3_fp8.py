@@ -22,7 +22,7 @@ def _backend(request: pytest.FixtureRequest, fp8_rounding: None) -> Iterator[Non
         yield
 
 
-def _check(out: torch.Tensor, wanted: torch.Tensor, spread: torch.Tensor) -> None:
+def _check(out: torch.Tensor, expected: torch.Tensor, spread: torch.Tensor) -> None:
     """out is near attention of the same numbers in fp32.
 
     The kernels round each weight to FP8, which changes it by a 16th at most, and the result to bf16. `spread` is
@@ -30,8 +30,8 @@ def _check(out: torch.Tensor, wanted: torch.Tensor, spread: torch.Tensor) -> Non
     """
     assert out.dtype is torch.bfloat16
     assert not out.requires_grad
-    bar = spread / 16 + wanted.abs() / 256 + 1e-3
-    error = (out.float() - wanted).abs()
+    bar = spread / 16 + expected.abs() / 256 + 1e-3
+    error = (out.float() - expected).abs()
     assert (error <= bar).all(), f"{float((error / bar).max()):.2f} of the bar"
 
 
@@ -44,8 +44,8 @@ def test_fp8_inputs_with_their_factors() -> None:
         wide.append(small[-1].float() * factor[:, None, :1, None])
         factors.append(factor)
     out = fa3.flash_attn_func(*small, None, True, None, *factors)
-    wanted, spread = (fa3.flash_attn_func(*wide[:2], x, causal=True) for x in (wide[2], wide[2].abs()))
-    _check(out, wanted, spread)
+    expected, spread = (fa3.flash_attn_func(*wide[:2], x, causal=True) for x in (wide[2], wide[2].abs()))
+    _check(out, expected, spread)
 
 
 def _small(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,16 +71,16 @@ def test_fp8_with_chunks_used_rows_and_sinks(varlen: bool) -> None:
             *(x.flatten(0, 1) for x in (q, k, v)), *lengths, 7, 9, **used, **given, **in_fp8
         )
         rows = [x.flatten(0, 1) for x in wide]
-        (wanted, wanted_lse), (spread, _) = (
+        (expected, wanted_lse), (spread, _) = (
             fa3.flash_attn_varlen_func(*rows[:2], x, *lengths, 7, 9, **used, **given) for x in (rows[2], rows[2].abs())
         )
     else:
         given |= {"s_aux": draw(4)}
         out, lse = fa3.flash_attn_func(q, k, v, **given, **in_fp8)
-        (wanted, wanted_lse), (spread, _) = (
+        (expected, wanted_lse), (spread, _) = (
             fa3.flash_attn_func(*wide[:2], x, **given) for x in (wide[2], wide[2].abs())
         )
-    _check(out, wanted, spread)
+    _check(out, expected, spread)
     torch.testing.assert_close(lse, wanted_lse, rtol=0.0, atol=2e-3)
 
 
@@ -104,15 +104,15 @@ def test_fp8_is_turned(packed: bool, interleaved: bool) -> None:
     for x in (wide_q, wide_k):
         rows = rotary_functions.apply_rotary_emb(x, cos.float(), sin.float(), interleaved, False, starts)
         turned.append(rows.to(torch.float8_e4m3fn).float())
-    wanted, lse, *_ = fa3.flash_attn_with_kvcache(turned[0], *wide_pages, turned[1], wide_v, **given)
+    expected, lse, *_ = fa3.flash_attn_with_kvcache(turned[0], *wide_pages, turned[1], wide_v, **given)
     if packed:
         ends = index(0, 3, 6)
         given |= {"cu_seqlens_q": ends, "cu_seqlens_k_new": ends, "max_seqlen_q": 3}
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     with torch.no_grad():
-        out, found, *_ = fa3.flash_attn_with_kvcache(q, *pages, k, v, rotary_cos=cos, rotary_sin=sin, **given)
+        out, result, *_ = fa3.flash_attn_with_kvcache(q, *pages, k, v, rotary_cos=cos, rotary_sin=sin, **given)
     if packed:
-        out, found = out.view(2, 3, 4, 16), found.view(4, 2, 3).transpose(0, 1)
-    torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=1e-2)
-    torch.testing.assert_close(found, lse)
+        out, result = out.view(2, 3, 4, 16), result.view(4, 2, 3).transpose(0, 1)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-2)
+    torch.testing.assert_close(result, lse)
     assert all(torch.equal(one.float(), other) for one, other in zip(pages, wide_pages, strict=True))

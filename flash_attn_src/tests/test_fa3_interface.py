@@ -65,12 +65,12 @@ def test_signatures(name: str) -> None:
 def test_dense_with_gradients_equals_flash_attn() -> None:
     leaves = [x.requires_grad_() for x in qkv()]
     out, lse = fa3.flash_attn_func(*leaves, causal=True, softcap=2.0, window_size=(4, 0), return_attn_probs=True)
-    wanted, wanted_lse, _ = flash_attn.flash_attn_func(
+    expected, wanted_lse, _ = flash_attn.flash_attn_func(
         *leaves, causal=True, softcap=2.0, window_size=(4, 0), return_attn_probs=True
     )
-    assert torch.equal(out, wanted)
+    assert torch.equal(out, expected)
     assert torch.equal(lse, wanted_lse)
-    for ours, theirs in zip(*(torch.autograd.grad(x.sum(), leaves) for x in (out, wanted)), strict=True):
+    for ours, theirs in zip(*(torch.autograd.grad(x.sum(), leaves) for x in (out, expected)), strict=True):
         assert torch.equal(ours, theirs)
     assert isinstance(fa3.flash_attn_func(*leaves), torch.Tensor)
 
@@ -87,25 +87,25 @@ def test_a_row_without_keys_has_lse_minus_infinity() -> None:
 def test_values_of_another_head_dim(dim: int, dim_v: int) -> None:
     q, k, v = draw(2, 6, 4, dim), draw(2, 9, 2, dim), draw(2, 9, 2, dim_v)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    wanted, wanted_lse = reference.attention(q, k, v, causal=True)
-    dout = torch.randn_like(wanted)
-    gradients = torch.autograd.grad(wanted, leaves, dout)
+    expected, wanted_lse = reference.attention(q, k, v, causal=True)
+    dout = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, leaves, dout)
     dense, lse = fa3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     assert_close("lse", lse, wanted_lse)
     flat = (x.flatten(0, 1) for x in (q, k, v))
     packed = fa3.flash_attn_varlen_func(*flat, index(0, 6, 12), index(0, 9, 18), 6, 9, causal=True)
-    for name, out in (("dense", dense), ("packed", packed.view(wanted.shape))):
-        assert_close(name, out, wanted)
+    for name, out in (("dense", dense), ("packed", packed.view(expected.shape))):
+        assert_close(name, out, expected)
         for part, got, want in zip("qkv", torch.autograd.grad(out, leaves, dout), gradients, strict=True):
             assert_close(f"{name} d{part}", got, want)
 
 
 def test_packed_in_both_layouts() -> None:
     q, k, v = draw(2, 9, 4, 16), *qkv()[1:]
-    wanted = fa3.flash_attn_func(q, k, v, causal=True)
+    expected = fa3.flash_attn_func(q, k, v, causal=True)
     joint = torch.cat([q, k, v], 2).requires_grad_()
     out = fa3.flash_attn_qkvpacked_func(joint, causal=True, num_heads_q=4)
-    assert_close("heads side by side", out, wanted)
+    assert_close("heads side by side", out, expected)
     out.sum().backward()
     assert joint.grad.shape == joint.shape
     stacked = torch.stack([k, k, v], 2)
@@ -126,8 +126,8 @@ def test_used_lengths(which: str) -> None:
         rows = slice(6 * i, 6 * i + (6 if used_q is None else int(used_q[i])))
         keys = slice(9 * i, 9 * i + (9 if used_k is None else int(used_k[i])))
         parts = (x.detach()[None, s] for x, s in ((q, rows), (k, keys), (v, keys)))
-        wanted, wanted_lse = reference.attention(*parts, causal=True)
-        assert_close("out", out[rows], wanted[0])
+        expected, wanted_lse = reference.attention(*parts, causal=True)
+        assert_close("out", out[rows], expected[0])
         assert_close("lse", lse[:, rows], torch.where(wanted_lse[0] == torch.inf, -torch.inf, wanted_lse[0]))
         assert not out[rows.stop : 6 * i + 6].any()
         assert lse[:, rows.stop : 6 * i + 6].isneginf().all()
@@ -141,22 +141,22 @@ def test_a_second_query(varlen: bool) -> None:
     q, k, _ = qkv()
     v, qv = draw(2, k.shape[1], 2, 24), draw(*q.shape[:-1], 24)
     wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
-    wanted, lse = fa3.flash_attn_func(wide_q, wide_k, v, causal=True, softcap=3.0, return_attn_probs=True)
-    assert wanted.shape == qv.shape
+    expected, lse = fa3.flash_attn_func(wide_q, wide_k, v, causal=True, softcap=3.0, return_attn_probs=True)
+    assert expected.shape == qv.shape
     if varlen:
         lengths_q, lengths_k = (index(0, x.shape[1], 2 * x.shape[1]) for x in (q, k))
         rows = [x.flatten(0, 1) for x in (q, k, v, qv)]
-        out, found = fa3.flash_attn_varlen_func(
+        out, result = fa3.flash_attn_varlen_func(
             *rows[:3], lengths_q, lengths_k, q.shape[1], k.shape[1], causal=True, qv=rows[3], softcap=3.0,
             return_attn_probs=True,
         )  # fmt: skip
-        out, found = out.view_as(qv), found.view(4, 2, -1).transpose(0, 1)
+        out, result = out.view_as(qv), result.view(4, 2, -1).transpose(0, 1)
     else:
-        out, found = fa3.flash_attn_func(q, k, v, causal=True, qv=qv, softcap=3.0, return_attn_probs=True)
-    torch.testing.assert_close(out, wanted)
-    torch.testing.assert_close(found, lse)
+        out, result = fa3.flash_attn_func(q, k, v, causal=True, qv=qv, softcap=3.0, return_attn_probs=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(result, lse)
     cached = fa3.flash_attn_with_kvcache(q, k, v, qv=qv, causal=True, softcap=3.0, num_splits=2)
-    torch.testing.assert_close(cached, wanted)
+    torch.testing.assert_close(cached, expected)
 
 
 def test_meaningless_options_are_refused() -> None:
@@ -186,8 +186,8 @@ def test_the_extension_by_position() -> None:
     q, k, v = qkv()
     gpu = fa3.flash_attn_3_gpu
     out, lse, *_ = gpu.fwd(q, k, v)
-    wanted = fa3.flash_attn_func(q, k, v, return_attn_probs=True)
-    assert torch.equal(out, wanted[0])
+    expected = fa3.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert torch.equal(out, expected[0])
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     softmax_d, *_ = gpu.bwd(
         out, q, k, v, out, lse, dq, dk, dv, *(None,) * 6, 0.25, False, -1, -1, 0.0, False, 0

@@ -25,11 +25,11 @@ def test_kvcache_arguments_of_version_3() -> None:
     assert [x.numel() for x in rest] == [0, 0]
     alone_as = [(slice(0, 2), slice(0, 1), 7, 40), (slice(2, 5), slice(1, 3), 20, 2)]
     for i, (rows, new, length, origin) in enumerate(alone_as):
-        wanted = fa3.flash_attn_with_kvcache(
+        expected = fa3.flash_attn_with_kvcache(
             q[None, rows], *(cache[i, None] for cache in alone), k[None, new], v[None, new], cache_seqlens=length,
             rotary_seqlens=index(origin), causal=True, **rotary,
         )  # fmt: skip
-        assert_close("out", out[rows], wanted[0])
+        assert_close("out", out[rows], expected[0])
     for cache, wanted_cache in zip(caches, alone, strict=True):
         assert torch.equal(cache, wanted_cache)
 

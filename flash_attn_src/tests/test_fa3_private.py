@@ -56,22 +56,22 @@ def test_private_functions_equal_the_public_function(older: bool) -> None:
     q, k, v = (x.detach() for x in leaves)
     window = {"window_size": (3, 0)} if older else {"window_size_left": 3, "window_size_right": 0}
     given = torch.empty_like(q)
-    found = fa3._flash_attn_forward(
+    result = fa3._flash_attn_forward(
         q=q, k=k, v=v, softmax_scale=16**-0.5, causal=True, softcap=2.0, **window, **{"out" if older else "out_": given}
     )
-    assert found[0] is given
+    assert result[0] is given
     assert lse.isneginf().any()
-    for got, wanted in zip(found[:2], (out, lse), strict=True):
-        assert torch.equal(got, wanted)
-    assert [x.numel() for x in found[2:]] == [0, 0]
+    for got, expected in zip(result[:2], (out, lse), strict=True):
+        assert torch.equal(got, expected)
+    assert [x.numel() for x in result[2:]] == [0, 0]
     buffers = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     softmax_d = fa3._flash_attn_backward(
         dout, q, k, v, out, lse, None, None, None, None, 9, 6, *buffers, softmax_scale=16**-0.5, softcap=2.0,
         deterministic=True, **window, **{"causal" if older else "is_causal": True},
     )  # fmt: skip
     assert softmax_d.shape == lse.shape
-    for part, got, wanted in zip("qkv", buffers, gradients, strict=True):
-        assert_close(f"d{part}", got, wanted)
+    for part, got, expected in zip("qkv", buffers, gradients, strict=True):
+        assert_close(f"d{part}", got, expected)
 
 
 def test_a_buffer_for_the_result_keeps_no_history() -> None:
@@ -92,19 +92,19 @@ def test_private_functions_of_packed_sequences_with_padding() -> None:
     gradients = torch.autograd.grad(out, (q, k, v), dout)
     q, k, v, out = (x.detach() for x in (q, k, v, out))
     nothing = [None] * 4
-    found = fa3._flash_attn_forward(
+    result = fa3._flash_attn_forward(
         q, k, v, *nothing, *cu_seqlens, None, *used, 6, 9, *nothing, *nothing, None, softmax_scale=0.25, causal=True,
         window_size_left=-1, window_size_right=0,
     )  # fmt: skip
-    assert torch.equal(found[0], out)
-    assert torch.equal(found[1], lse)
+    assert torch.equal(result[0], out)
+    assert torch.equal(result[1], lse)
     buffers = [torch.zeros_like(x) for x in (q, k, v)]
     fa3._flash_attn_backward(
         dout, q, k, v, out, lse, *cu_seqlens, *used, 6, 9, *buffers, softmax_scale=0.25, is_causal=True,
         window_size_left=-1, window_size_right=0,
     )  # fmt: skip
-    for part, got, wanted in zip("qkv", buffers, gradients, strict=True):
-        assert_close(f"d{part}", got, wanted)
+    for part, got, expected in zip("qkv", buffers, gradients, strict=True):
+        assert_close(f"d{part}", got, expected)
 
 
 def test_private_backward_of_values_of_another_head_dim() -> None:
@@ -114,8 +114,8 @@ def test_private_backward_of_values_of_another_head_dim() -> None:
     q, k, v = (x.detach() for x in leaves)
     buffers = [torch.empty_like(x) for x in (q, k, v)]
     fa3._flash_attn_backward(dout, q, k, v, out, lse, dq=buffers[0], dk=buffers[1], dv=buffers[2], is_causal=True)
-    for part, got, wanted in zip("qkv", buffers, gradients, strict=True):
-        assert_close(f"d{part}", got, wanted)
+    for part, got, expected in zip("qkv", buffers, gradients, strict=True):
+        assert_close(f"d{part}", got, expected)
 
 
 def test_private_forward_over_a_cache() -> None:
@@ -130,11 +130,11 @@ def test_private_forward_over_a_cache() -> None:
     }  # fmt: skip
     named = inspect.signature(fa3._flash_attn_forward).parameters
     out, lse, *_ = fa3._flash_attn_forward(**{name: x for name, x in candidates.items() if name in named})
-    wanted = fa3.flash_attn_with_kvcache(
+    expected = fa3.flash_attn_with_kvcache(
         q, k, v, cache_seqlens=lengths, causal=True, window_size=(4, 0), return_softmax_lse=True
     )
-    assert_close("out", out.view(q.shape), wanted[0])
-    assert_close("lse", lse, wanted[1].transpose(0, 1).flatten(1))
+    assert_close("out", out.view(q.shape), expected[0])
+    assert_close("lse", lse, expected[1].transpose(0, 1).flatten(1))
 
 
 def test_private_functions_refuse_unsupported_options() -> None:

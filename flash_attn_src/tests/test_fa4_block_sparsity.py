@@ -37,9 +37,9 @@ def _draw(rows: int, keys: int, dim: int = 64) -> list[torch.Tensor]:
 
 def _blocks(batch: int, heads: int, rows: int, cols: int) -> torch.Tensor:
     """Which list a block is in, int (batch, heads, rows, cols): 0 none, 1 the partial blocks, 2 the full ones."""
-    found = torch.randint(0, 3, (batch, heads, rows, cols), generator=torch.Generator().manual_seed(rows))
-    found[..., 0, :] = 0  # these queries see nothing
-    return found.to(DEVICE)
+    result = torch.randint(0, 3, (batch, heads, rows, cols), generator=torch.Generator().manual_seed(rows))
+    result[..., 0, :] = 0  # these queries see nothing
+    return result.to(DEVICE)
 
 
 def _listed(chosen: torch.Tensor, longest: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,8 +120,8 @@ def test_equals_dense_attention_with_the_blocks(backend: str, case: str) -> None
         assert_close(name, ours, reference, rough=lowered)
     for name, ours, reference, lowered in zip(("dq", "dk", "dv"), private, exact[1:], rough[1:], strict=True):
         assert_close(name, ours, reference, rough=lowered)
-    _, wanted = _dense(q.float(), k.float(), v.float(), visible, given["scale"])
-    torch.testing.assert_close(lse, wanted, rtol=0, atol=2e-3)
+    _, expected = _dense(q.float(), k.float(), v.float(), visible, given["scale"])
+    torch.testing.assert_close(lse, expected, rtol=0, atol=2e-3)
 
 
 def test_full_blocks_are_optional_and_lists_may_be_short() -> None:
@@ -132,8 +132,8 @@ def test_full_blocks_are_optional_and_lists_may_be_short() -> None:
     out, lse = cute.flash_attn_func(
         q, k, v, block_sparse_tensors=BlockSparseTensorsTorch(counts, indices, block_size=(128, 128))
     )
-    wanted, _ = cute.flash_attn_func(q, k, v, block_sparse_tensors=_lists(blocks, (128, 128)))
-    assert torch.equal(out, wanted)
+    expected, _ = cute.flash_attn_func(q, k, v, block_sparse_tensors=_lists(blocks, (128, 128)))
+    assert torch.equal(out, expected)
     assert lse is not None  # autograd records the call
     assert not lse.requires_grad
     with torch.no_grad():
@@ -142,8 +142,8 @@ def test_full_blocks_are_optional_and_lists_may_be_short() -> None:
     row = torch.arange(3, dtype=torch.int32, device=DEVICE).expand(1, 1, 3, 3)
     mixed = BlockSparseTensorsTorch(torch.full((1, 4, 3), 2, device=DEVICE).int(), row, block_size=(128, 128))
     first_two = torch.tensor([1, 1, 0], device=DEVICE).expand(1, 1, 3, 3)
-    wanted, _ = cute.flash_attn_func(q, k, v, block_sparse_tensors=_lists(first_two, (128, 128)))
-    assert torch.equal(cute.flash_attn_func(q, k, v, block_sparse_tensors=mixed)[0], wanted)
+    expected, _ = cute.flash_attn_func(q, k, v, block_sparse_tensors=_lists(first_two, (128, 128)))
+    assert torch.equal(cute.flash_attn_func(q, k, v, block_sparse_tensors=mixed)[0], expected)
 
 
 def test_lists_of_the_backward_may_have_other_blocks_of_the_same_mask() -> None:
@@ -167,8 +167,8 @@ def test_the_logsumexp_has_a_gradient() -> None:
         _, lse = cute.flash_attn_func(q, k, v, **options, return_lse=True)
         assert lse is not None
         gradients.append(torch.autograd.grad(lse.square().sum(), (q, k)))
-    for name, got, wanted in zip(("dq", "dk"), *gradients, strict=True):
-        assert_close(name, got, wanted)
+    for name, got, expected in zip(("dq", "dk"), *gradients, strict=True):
+        assert_close(name, got, expected)
 
 
 def test_the_fields_are_upstreams() -> None:

@@ -97,8 +97,8 @@ def check(
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name: str) -> None:
     parameters = inspect.signature(getattr(cute, name)).parameters.values()
-    found = ", ".join(str(each.replace(annotation=each.empty)).replace(" = ", "=") for each in parameters)
-    assert found == SIGNATURES[name]
+    result = ", ".join(str(each.replace(annotation=each.empty)).replace(" = ", "=") for each in parameters)
+    assert result == SIGNATURES[name]
     assert getattr(cute.interface, name) is getattr(cute, name)
 
 
@@ -154,12 +154,12 @@ def test_softmax_lse_alone_has_a_gradient(backend: Any, layout: str, compiled: b
         return lse.square().sum()
 
     with backends.using(backend):
-        found = torch.autograd.grad((in_one_graph(loss) if compiled else loss)(*inputs), inputs)
+        result = torch.autograd.grad((in_one_graph(loss) if compiled else loss)(*inputs), inputs)
     _, lse = reference(*inputs, hidden([11] * 2, [14] * 2, (11, 14), None, 0), 0.0)
-    wanted = torch.autograd.grad(lse.square().sum(), inputs, materialize_grads=True)
-    for name, got, best in zip(("dq", "dk", "dv", "dsink"), found, wanted, strict=True):
+    expected = torch.autograd.grad(lse.square().sum(), inputs, materialize_grads=True)
+    for name, got, best in zip(("dq", "dk", "dv", "dsink"), result, expected, strict=True):
         assert_close(name, got, best, tiny=5e-5)
-    assert not found[2].any()
+    assert not result[2].any()
 
 
 @pytest.mark.parametrize("window", [(None, None), (None, 0), (-2, None), (3, -1)])
@@ -316,13 +316,13 @@ def test_pages() -> None:
     for window in ((None, 0), (-2, None)):
         out, lse = cute.flash_attn_varlen_func(q, cache_k, cache_v, window_size=window, num_splits=3, **given)
         assert lse is not None
-        wanted = reference(q, k, v, sink, hidden([11, 11], used_k, (11, 16), *window), 0.0)
-        assert_close("out", out, wanted[0].float())
-        assert_close("lse", lse, wanted[1].float())
+        expected = reference(q, k, v, sink, hidden([11, 11], used_k, (11, 16), *window), 0.0)
+        assert_close("out", out, expected[0].float())
+        assert_close("lse", lse, expected[1].float())
     seqused_q = index(*used_q)
     out, _ = cute.flash_attn_varlen_func(q, cache_k, cache_v, seqused_q=seqused_q, causal=True, **given)
-    wanted = reference(q, k, v, sink, hidden(used_q, used_k, (11, 16), None, 0), 0.0)
-    assert_close("out", out, wanted[0].float())
+    expected = reference(q, k, v, sink, hidden(used_q, used_k, (11, 16), None, 0), 0.0)
+    assert_close("out", out, expected[0].float())
     with pytest.raises(RuntimeError, match="page_table: attention over pages has no backward"):
         cute.flash_attn_varlen_func(q.requires_grad_(), cache_k, cache_v, **given)
 
@@ -333,7 +333,7 @@ def test_second_query(layout: str) -> None:
     q, k, _, sink = (x.detach() for x in draw(11, 16))
     v, qv = (torch.randn(shape).to(DEVICE) for shape in ((2, 16, 2, 24), (2, 11, 4, 24)))
     wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
-    wanted, wanted_lse = reference(wide_q, wide_k, v, sink, hidden([11] * 2, [16] * 2, (11, 16), None, 0), 0.0)
+    expected, wanted_lse = reference(wide_q, wide_k, v, sink, hidden([11] * 2, [16] * 2, (11, 16), None, 0), 0.0)
     given: dict[str, Any] = {"causal": True, "learnable_sink": sink, "return_lse": True, "qv": qv}
     if layout == "dense":
         out, lse = cute.flash_attn_func(q, k, v, **given)
@@ -348,7 +348,7 @@ def test_second_query(layout: str) -> None:
         pages = [x.reshape(8, 4, 2, x.shape[-1]) for x in (k, v)]
         out, lse = cute.flash_attn_varlen_func(q, *pages, page_table=table, **given)
     assert lse is not None
-    assert_close("out", out, wanted.float())
+    assert_close("out", out, expected.float())
     assert_close("lse", lse, wanted_lse.transpose(1, 2).float())
     with pytest.raises(NotImplementedError, match="qv: attention with a second query has no backward"):
         cute.flash_attn_func(q.requires_grad_(), k, v, qv=qv)[0].sum().backward()
@@ -357,10 +357,10 @@ def test_second_query(layout: str) -> None:
 def test_second_query_alone() -> None:
     q, _, v, _ = draw()
     out, lse = cute.flash_attn_varlen_func(None, None, v, qv=q, return_lse=True)
-    wanted, wanted_lse = cute.flash_attn_func(q, v, v, return_lse=True)
+    expected, wanted_lse = cute.flash_attn_func(q, v, v, return_lse=True)
     assert lse is not None
     assert wanted_lse is not None
-    assert torch.equal(out, wanted)
+    assert torch.equal(out, expected)
     assert torch.equal(lse, wanted_lse.transpose(1, 2))
     with pytest.raises(TypeError, match="q, qv: got None, wanted one of them"):
         cute.flash_attn_varlen_func(None, None, v)
@@ -370,9 +370,9 @@ def test_combine() -> None:
     torch.manual_seed(0)
     partial, lse = (torch.randn(shape).to(DEVICE) for shape in ((3, 2, 5, 4, 8), (3, 2, 5, 4)))
     lse[1:, 0] = -torch.inf
-    wanted = (torch.softmax(lse, 0)[..., None] * partial).sum(0)
+    expected = (torch.softmax(lse, 0)[..., None] * partial).sum(0)
     out, joined = cute.flash_attn_combine(partial, lse, seqused=index(5, 5))
-    assert_close("out", out, wanted)
+    assert_close("out", out, expected)
     assert joined is not None
     assert_close("joined", joined, torch.logsumexp(lse, 0))
     half, nothing = cute.flash_attn_combine(partial.half(), lse, return_lse=False)

@@ -105,15 +105,15 @@ def _extended(tensors: Sequence[torch.Tensor], lengths: Sequence[Any] | None = N
     return op_arguments(OPS._extended_forward, softmax_scale=0.3, **given)
 
 
-@pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "wanted"), GRID)
-def test_forward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, wanted: bool) -> None:
+@pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "expected"), GRID)
+def test_forward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, expected: bool) -> None:
     inputs = _dense(name, dtype, layout)
     heads = inputs[0].shape[2]
     rng_state = torch.tensor([1, 2]) if dropout_p else None
-    more = {"dropout_p": dropout_p, "rng_state": rng_state, "return_softmax": wanted}
+    more = {"dropout_p": dropout_p, "rng_state": rng_state, "return_softmax": expected}
     for slopes in (None, torch.rand(heads)):
         options = (0.3, True, -1, -1, 0.0, slopes)
-        _agree(OPS._flash_attn_forward, [*inputs, dropout_p, *options, wanted])
+        _agree(OPS._flash_attn_forward, [*inputs, dropout_p, *options, expected])
         for sinks in (None, torch.randn(heads)):
             given = {"causal": True, "alibi_slopes": slopes, "s_aux": sinks}
             _agree(OPS._extended_forward, _extended(inputs, **more, **given))
@@ -121,18 +121,18 @@ def test_forward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, w
         bias = torch.randn(1, heads, inputs[0].shape[1], inputs[1].shape[1]).to(dtype)
         _agree(OPS._extended_forward, _extended(inputs, **more, attn_bias=bias))
     rows, lengths = _packed(name, dtype, layout)
-    _agree(OPS._flash_attn_varlen_forward, [*rows, *lengths, dropout_p, 0.3, True, -1, -1, 0.0, None, wanted])
+    _agree(OPS._flash_attn_varlen_forward, [*rows, *lengths, dropout_p, 0.3, True, -1, -1, 0.0, None, expected])
     given = {"window_size": [3, -1], "softcap": 2.0, "s_aux": torch.randn(heads)}
     _agree(OPS._extended_forward, _extended(rows, lengths, **more, **given))
 
 
-@pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "wanted"), [row for row in GRID if not row[-1]])
-def test_backward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, wanted: bool) -> None:
+@pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "expected"), [row for row in GRID if not row[-1]])
+def test_backward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, expected: bool) -> None:
     """softmax_lse comes as the forward wrote it, and transposed."""
     inputs = _dense(name, dtype, layout)
     heads = inputs[0].shape[2]
     rng_state = torch.tensor([1, 2]) if dropout_p else None
-    more = {"causal": True, "dropout_p": dropout_p, "rng_state": rng_state, "return_softmax": wanted}
+    more = {"causal": True, "dropout_p": dropout_p, "rng_state": rng_state, "return_softmax": expected}
     out, lse, _ = OPS._extended_forward(*_extended(inputs, **more))
     into = [torch.empty_like(x) for x in inputs]
     options = [dropout_p, 0.3, True, -1, -1, 0.0, None, False, rng_state]

@@ -31,11 +31,11 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_equals_attention_by_the_book(sq: int, sk: int, causal: bool) -> None:
     q, k, v = _draw(sq, sk)
     out = FlashAttention(causal=causal)(q, k, v)
-    wanted, _ = reference.attention(q, k, v, causal=causal, dtype=torch.float64)
-    assert_close("out", out, wanted, tiny=1e-12)
+    expected, _ = reference.attention(q, k, v, causal=causal, dtype=torch.float64)
+    assert_close("out", out, expected, tiny=1e-12)
     dout = torch.randn_like(out)
     for got, want in zip(
-        torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(wanted, (q, k, v), dout), strict=True
+        torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(expected, (q, k, v), dout), strict=True
     ):
         assert_close("gradient", got, want, tiny=1e-12)
 
@@ -60,10 +60,10 @@ def test_masks(mask: str, dtype: torch.dtype) -> None:
     visible[..., 0] = True
     out = FlashAttention()(q, k, v, visible.to(dtype))
     full = {2: visible[:, None, None], 3: visible[:, None] if visible.dim() == 3 else visible}.get(len(shape), visible)
-    wanted = torch.nn.functional.scaled_dot_product_attention(
+    expected = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2), *(x.repeat_interleave(2, 2).transpose(1, 2) for x in (k, v)), full.expand(2, 4, 7, 9)
     )
-    assert_close("out", out, wanted.transpose(1, 2), tiny=1e-12)
+    assert_close("out", out, expected.transpose(1, 2), tiny=1e-12)
 
 
 def test_a_query_that_sees_nothing_gives_zero_and_no_nan() -> None:
@@ -87,11 +87,11 @@ def test_dropout_is_of_training_and_the_same_in_the_backward() -> None:
     kept = out != 0
     assert 0.4 < kept.double().mean() < 0.8
     # v is the identity, so out is the dropped probabilities themselves.
-    wanted = torch.where(kept, p.transpose(1, 2), 0.0) / 0.6
-    assert_close("out", out, wanted, tiny=1e-12)
+    expected = torch.where(kept, p.transpose(1, 2), 0.0) / 0.6
+    assert_close("out", out, expected, tiny=1e-12)
     weights = torch.randn_like(out)
     for got, want in zip(
-        torch.autograd.grad(out, (q, k), weights), torch.autograd.grad(wanted, (q, k), weights), strict=True
+        torch.autograd.grad(out, (q, k), weights), torch.autograd.grad(expected, (q, k), weights), strict=True
     ):
         assert_close("gradient", got, want, tiny=1e-12)
     assert flash_attn_func(q, k, v, dropout_p=0.4).eq(0).any()
@@ -99,10 +99,10 @@ def test_dropout_is_of_training_and_the_same_in_the_backward() -> None:
 
 def test_functions_agree_with_flash_attn() -> None:
     q, k, v = _draw()
-    wanted = flash_attn.flash_attn_func(q, k, v, causal=True)
-    assert_close("out", flash_attn_func(q, k, v, causal=True), wanted, tiny=1e-12)
-    assert_close("out", FlashAttentionInterface.apply(q, k, v, 0.0, True), wanted, tiny=1e-12)
-    assert_close("out", FlashAttentionInterface.forward(None, q, k, v, causal=True), wanted, tiny=1e-12)
+    expected = flash_attn.flash_attn_func(q, k, v, causal=True)
+    assert_close("out", flash_attn_func(q, k, v, causal=True), expected, tiny=1e-12)
+    assert_close("out", FlashAttentionInterface.apply(q, k, v, 0.0, True), expected, tiny=1e-12)
+    assert_close("out", FlashAttentionInterface.forward(None, q, k, v, causal=True), expected, tiny=1e-12)
     _, p = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     assert p.shape == (2, 4, 7, 9)
     assert_close("p", p.sum(-1), torch.ones(2, 4, 7), tiny=1e-12)

@@ -56,11 +56,11 @@ def _offsets(*lengths: int) -> torch.Tensor:
     return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
 
 
-def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """RMS error relative to the RMS of what was wanted."""
-    got, wanted = got.detach(), wanted.detach()
-    difference = (got.double() - wanted.double()).square().mean().sqrt()
-    return float(difference / wanted.double().square().mean().sqrt())
+    got, expected = got.detach(), expected.detach()
+    difference = (got.double() - expected.double()).square().mean().sqrt()
+    return float(difference / expected.double().square().mean().sqrt())
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -76,7 +76,7 @@ def test_casts_equal_pytorchs_casts(lengths: list[int] | None, dtype: torch.dtyp
     y, descale = backend.cast(x, _format(), None, cu, transposed)
     assert torch.allclose(descale, oracle.descale_of(x, _format(), cu))
     factor = descale[:, None, :, None] if cu is None else descale[oracle.sequence_of_rows(x, cu)][..., None]
-    wanted = (x.float() * (1.0 / factor)).to(_format()).float()
+    expected = (x.float() * (1.0 / factor)).to(_format()).float()
     if not transposed:
         got = y.float()
     elif not varlen:
@@ -85,9 +85,9 @@ def test_casts_equal_pytorchs_casts(lengths: list[int] | None, dtype: torch.dtyp
     else:
         starts = [(int(start) + 128 * i) // 128 * 128 for i, start in enumerate(cu[:-1])]
         got = torch.cat([y[..., s : s + n].float() for s, n in zip(starts, lengths, strict=True)], -1).permute(2, 0, 1)
-    near = (got - wanted).abs() <= wanted.abs() / 8 + 2.0**-9
+    near = (got - expected).abs() <= expected.abs() / 8 + 2.0**-9
     assert near.all()
-    assert (got == wanted).float().mean() > 0.999  # a product may round otherwise than a quotient
+    assert (got == expected).float().mean() > 0.999  # a product may round otherwise than a quotient
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -122,8 +122,8 @@ def _both(
 def test_forward(sq: int, sk: int, dim: int, name: str) -> None:
     """The error is within the rounding of probabilities to FP8; the oracle keeps them in fp32."""
     tensors = _draw(1, sq, 4, dim), _draw(1, sk, 2, dim, seed=1), _draw(1, sk, 2, dim, seed=2)
-    (out, lse, _, descales), (wanted, wanted_lse, _, wanted_descales) = _both(tensors, CALLS[name], None, (sq, sk))
-    assert _error(out, wanted) < 0.04
+    (out, lse, _, descales), (expected, wanted_lse, _, wanted_descales) = _both(tensors, CALLS[name], None, (sq, sk))
+    assert _error(out, expected) < 0.04
     assert torch.allclose(lse, wanted_lse, atol=2e-3)
     assert all(map(torch.allclose, descales, wanted_descales))
 
@@ -140,8 +140,8 @@ def test_varlen(lengths_q: list[int], lengths_k: list[int], causal: bool) -> Non
     )  # fmt: skip
     cu = _offsets(*lengths_q), _offsets(*lengths_k)
     longest = max(lengths_q), max(lengths_k)
-    (out, lse, *_), (wanted, wanted_lse, *_) = _both(tensors, {"causal": causal}, cu, longest)
-    assert _error(out, wanted) < 0.04
+    (out, lse, *_), (expected, wanted_lse, *_) = _both(tensors, {"causal": causal}, cu, longest)
+    assert _error(out, expected) < 0.04
     assert torch.allclose(lse, wanted_lse, atol=2e-3)
 
 
@@ -149,11 +149,11 @@ def test_one_tensor_for_q_k_and_v() -> None:
     """v is laid out otherwise for the kernel, k and q are not, whether they are the same tensor or not."""
     q, k = _draw(1, 70, 2, 64), _draw(1, 70, 2, 64, seed=1)
     for shared, apart in (((q, k, k), (q, k, k.clone())), ((q, q, q), (q, q.clone(), q.clone()))):
-        (out, lse, *_), (wanted, wanted_lse, *_) = (
+        (out, lse, *_), (expected, wanted_lse, *_) = (
             backend.fp8_forward(attention_call(*each, softmax_scale=0.125, causal=True, descales=(None, None, None)))
             for each in (shared, apart)
         )
-        assert torch.equal(out, wanted)
+        assert torch.equal(out, expected)
         assert torch.equal(lse, wanted_lse)
 
 
@@ -172,13 +172,13 @@ def test_the_kernels_in_one_compiled_graph(varlen: bool) -> None:
             return flash_attn.flash_attn_varlen_fp8_func(q, k, v, cu, cu, 50, 50, causal=True).cos()
         return flash_attn.flash_attn_fp8_func(q, k, v, causal=True).cos()
 
-    found = []
+    result = []
     for function in (block, in_one_graph(block)):
         with backends.using(triton_backend):
             out = function(*leaves)
-            found.append((out, *torch.autograd.grad(out.sum(), leaves)))
-    for wanted, got in zip(*found, strict=True):
-        assert _error(got, wanted) < 1e-6
+            result.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    for expected, got in zip(*result, strict=True):
+        assert _error(got, expected) < 1e-6
 
 
 def test_opcheck() -> None:
@@ -249,9 +249,9 @@ def test_huge_and_tiny_and_zero_heads() -> None:
     """Scales follow each head: 1e30, 1e-30 and nothing at all come out right."""
     q, k, v = _draw(1, 40, 3, 64), _draw(1, 40, 3, 64, seed=1), _draw(1, 40, 3, 64, seed=2)
     factors = torch.tensor([1e30, 1e-30, 0.0], device=DEVICE)[:, None]
-    (out, *_), (wanted, *_) = _both((q, k, v * factors), {}, None, (40, 40))
+    (out, *_), (expected, *_) = _both((q, k, v * factors), {}, None, (40, 40))
     for head in range(2):
-        assert _error(out[..., head, :], wanted[..., head, :]) < 0.04
+        assert _error(out[..., head, :], expected[..., head, :]) < 0.04
     assert not out[..., 2, :].any()
 
 
@@ -280,8 +280,8 @@ def test_public_functions_and_gradients(name: str, dtype: torch.dtype) -> None:
     gradients = torch.autograd.grad(out, leaves, dout)
     exact = [x.detach().float().requires_grad_() for x in leaves]
     parts = [[x[None, :40], x[None, 40:]] if varlen else [x] for x in exact]
-    wanted = [reference.attention(*part, causal=True)[0] for part in zip(*parts, strict=True)]
-    whole = torch.cat(wanted, 1)[0] if varlen else wanted[0]
+    expected = [reference.attention(*part, causal=True)[0] for part in zip(*parts, strict=True)]
+    whole = torch.cat(expected, 1)[0] if varlen else expected[0]
     assert out.dtype is dtype
     assert dmask.numel() == 0
     assert lse.shape == ((2, 64) if varlen else (2, 2, 64))
@@ -367,8 +367,8 @@ def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
     for function in (triton_backend.kvcache, torch_backend.kvcache):
         k_cache, v_cache = (cache.clone() for cache in caches)
         results.append((*function(replace(call, k_cache=k_cache, v_cache=v_cache)), k_cache, v_cache))
-    (out, lse, *ours), (wanted, wanted_lse, *theirs) = results
-    assert out.dtype is wanted.dtype is torch.bfloat16
-    assert _error(out, wanted) < 5e-3
+    (out, lse, *ours), (expected, wanted_lse, *theirs) = results
+    assert out.dtype is expected.dtype is torch.bfloat16
+    assert _error(out, expected) < 5e-3
     assert torch.allclose(lse, wanted_lse, atol=1e-4)
     assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(ours, theirs, strict=True))

@@ -111,8 +111,8 @@ def test_a_second_query_has_the_descale_of_the_values() -> None:
     k_descale, v_descale = _descales(2, 2)
     out = fa3.flash_attn_with_kvcache(q, k, v, qv=qv, k_descale=k_descale, v_descale=v_descale, softmax_scale=0.05)
     wide = q.float(), _wide(wide_k, k_descale), _wide(wide_v, v_descale)
-    wanted = fa3.flash_attn_with_kvcache(*wide, qv=qv.float(), softmax_scale=0.05)
-    torch.testing.assert_close(out.float(), wanted, rtol=1e-2, atol=4e-3)
+    expected = fa3.flash_attn_with_kvcache(*wide, qv=qv.float(), softmax_scale=0.05)
+    torch.testing.assert_close(out.float(), expected, rtol=1e-2, atol=4e-3)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])

@@ -37,10 +37,10 @@ def test_fused_dense(residual: bool, bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = FusedDense(24, 16, bias=bias, return_residual=residual, dtype=dtype)
     x = torch.randn(2, 5, 24, dtype=dtype, requires_grad=True)
-    found = layer(x)
-    out = found[0] if residual else found
+    result = layer(x)
+    out = result[0] if residual else result
     if residual:
-        assert found[1] is x
+        assert result[1] is x
     wide = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert_close("out", out, wide.to(dtype))
     dout = torch.randn_like(out)
@@ -59,11 +59,11 @@ def test_fused_mlp(activation: str, checkpoint_lvl: int) -> None:
     x = torch.randn(3, 16, requires_grad=True)
     out, same = layer(x)
     assert same is x
-    wanted = layer.fc2(ACTIVATIONS[activation](layer.fc1(x)))
-    assert_close("out", out, wanted)
+    expected = layer.fc2(ACTIVATIONS[activation](layer.fc1(x)))
+    assert_close("out", out, expected)
     inputs = [x, *layer.parameters()]
     for one, other in zip(
-        torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(wanted.sum(), inputs), strict=True
+        torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
     ):
         assert_close("gradient", one, other)
 
@@ -95,8 +95,8 @@ def _run(layer: Any, x: torch.Tensor, rank: int | None) -> list[torch.Tensor]:
 
 def _compared(layer: Any, whole: Any, x: torch.Tensor, rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
     """out and dx of the layer, and what they should be."""
-    wanted = [y.chunk(2)[rank] if sequence_parallel else y for y in _run(whole, x, None)]
-    return _run(layer, x, rank if sequence_parallel else None) + wanted
+    expected = [y.chunk(2)[rank] if sequence_parallel else y for y in _run(whole, x, None)]
+    return _run(layer, x, rank if sequence_parallel else None) + expected
 
 
 def _layers(rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
@@ -108,7 +108,7 @@ def _layers(rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
         (ParallelFusedMLP(12, 16, process_group=group, checkpoint_lvl=1, **some), FusedMLP(12, 16), 1),
         (ParallelGatedMlp(12, group, 16, multiple_of=4, **some), GatedMlp(12, 16, multiple_of=4), 2),
     ]
-    found = []
+    result = []
     for layer, whole, parts in pairs:
         for parameter in whole.parameters():
             parameter.data.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view(parameter.shape).sin())
@@ -119,14 +119,14 @@ def _layers(rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
                 parameter.data.copy_(full if name.endswith("bias") else _cut(full, rank, 1, 1))
             else:
                 parameter.data.copy_(_cut(full, rank, parts))
-        found += _compared(layer, whole, x, rank, sequence_parallel)
+        result += _compared(layer, whole, x, rank, sequence_parallel)
     assert (RowParallelLinear(4, 2, group).bias is not None) == (rank == 0)
     assert ColumnParallelLinear(4, 6, group, multiple_of=2).out_features == (4, 2)[rank]
-    return found
+    return result
 
 
 def _attention(rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
-    group, found = dist.group.WORLD, []
+    group, result = dist.group.WORLD, []
     x = torch.linspace(-1.0, 1.0, 2 * 4 * 32).view(8, 32).sin()
     for heads_kv, flash, rotary in ((4, True, 8), (2, True, 0), (4, False, 0)):
         torch.manual_seed(0)
@@ -149,9 +149,9 @@ def _attention(rank: int, sequence_parallel: bool) -> list[torch.Tensor]:
                 value = full if name.endswith("bias") else _cut(full, rank, 1, 1)
             parameter.data.copy_(value)
         rows = [functools.partial(layer, seqlen=4), lambda y, whole=whole: whole(y.view(2, 4, 32)).flatten(0, 1)]
-        found += _compared(*rows, x, rank, sequence_parallel)
+        result += _compared(*rows, x, rank, sequence_parallel)
         assert layer.allocate_inference_cache(2, 5).shape == (2, 5, 2, heads_kv // 2, 8)
-    return found
+    return result
 
 
 def _all(rank: int) -> list[torch.Tensor]:
@@ -164,7 +164,7 @@ def _all(rank: int) -> list[torch.Tensor]:
 
 
 def test_over_two_processes(tmp_path: Path) -> None:
-    for found in both(tmp_path, _all):
-        for out, dx, wanted, wanted_dx in zip(*(found[i::4] for i in range(4)), strict=True):
-            assert_close("out", out, wanted)
+    for result in both(tmp_path, _all):
+        for out, dx, expected, wanted_dx in zip(*(result[i::4] for i in range(4)), strict=True):
+            assert_close("out", out, expected)
             assert_close("dx", dx, wanted_dx)

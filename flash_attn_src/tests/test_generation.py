@@ -72,13 +72,13 @@ PROMPT = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 12]])
 @pytest.mark.parametrize("flash", [False, True])
 def test_greedy(flash: bool, words: int | None) -> None:
     model = _model(flash)
-    wanted = _without_caches(model, PROMPT, 12, words)
-    assert len(wanted.unique()) > 3  # else any model would do
+    expected = _without_caches(model, PROMPT, 12, words)
+    assert len(expected.unique()) > 3  # else any model would do
     output = model.generate(PROMPT, 12, vocab_size=words, return_dict_in_generate=True, output_scores=True)
-    torch.testing.assert_close(output.sequences, wanted)
-    logits = model(wanted[:, :-1]).logits[:, PROMPT.shape[1] - 1 :, :words]
+    torch.testing.assert_close(output.sequences, expected)
+    logits = model(expected[:, :-1]).logits[:, PROMPT.shape[1] - 1 :, :words]
     torch.testing.assert_close(torch.stack(output.scores, 1), logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(model.generate(PROMPT.int(), 12, vocab_size=words), wanted.int())
+    torch.testing.assert_close(model.generate(PROMPT.int(), 12, vocab_size=words), expected.int())
     assert model.generate(PROMPT, 12, return_dict_in_generate=True).scores is None
 
 
@@ -129,7 +129,7 @@ def _odds(logits: list[float], **options: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({}, [0, 1, 0, 0]),
         ({"top_k": 0}, [0.1, 0.4, 0.3, 0.2]),
@@ -141,9 +141,9 @@ def _odds(logits: list[float], **options: Any) -> torch.Tensor:
         ({"top_k": 3, "top_p": 1.0, "temperature": 0.5}, [0, 16 / 29, 9 / 29, 4 / 29]),
     ],
 )
-def test_sampling(options: dict[str, Any], wanted: list[float]) -> None:
+def test_sampling(options: dict[str, Any], expected: list[float]) -> None:
     torch.testing.assert_close(
-        _odds([0.1, 0.4, 0.3, 0.2], **options), torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=0.015
+        _odds([0.1, 0.4, 0.3, 0.2], **options), torch.tensor(expected, dtype=torch.float32), rtol=0, atol=0.015
     )
 
 

@@ -23,10 +23,10 @@ def test_a_mask_in_an_extra_channel(dim: int) -> None:
     q[..., -1] = 1.0
     hidden = torch.arange(100, device=DEVICE) % 3 == 1
     k[..., -1] = torch.where(hidden, -3e4, 0.0)[:, None]
-    wanted = run(q, k, v, dout, Options(softmax_scale=0.2), None)
+    expected = run(q, k, v, dout, Options(softmax_scale=0.2), None)
     k[..., -1] = torch.where(hidden, -torch.inf, 0.0)[:, None]
     got = run(q, k, v, dout, Options(softmax_scale=0.2), None)
-    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, wanted, strict=True):
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, expected, strict=True):
         if name == "dq":  # the last column is a sum of 0 * inf, in PyTorch too
             a, b = a[..., :-1], b[..., :-1]
         assert torch.equal(a, b), name
@@ -69,11 +69,11 @@ def test_rows_do_not_depend_on_an_infinity_that_others_see() -> None:
     """Sequences, heads and rows that do not see an infinite key."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 512, 4, 40, device=DEVICE).half()
-    wanted = flash_attn.flash_attn_func(q, k, v, causal=True)
+    expected = flash_attn.flash_attn_func(q, k, v, causal=True)
     k[0, 300, 1] = torch.inf
     got = flash_attn.flash_attn_func(q, k, v, causal=True)
-    got[0, 300:, 1] = wanted[0, 300:, 1]
-    assert torch.equal(got, wanted)
+    got[0, 300:, 1] = expected[0, 300:, 1]
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.usefixtures("_tiles")

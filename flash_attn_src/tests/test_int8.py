@@ -47,10 +47,10 @@ def _inputs(sq: int, sk: int, dim: int, dtype: torch.dtype, heads: tuple[int, in
     return [q.to(dtype), (k + 4 * _draw(1, 1, heads[1], dim, seed=7)).to(dtype), v[:, 1:].to(dtype)]
 
 
-def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """RMS error relative to the RMS of what was wanted."""
-    difference = (got.double() - wanted.double()).square().mean().sqrt()
-    return float(difference / wanted.double().square().mean().sqrt())
+    difference = (got.double() - expected.double()).square().mean().sqrt()
+    return float(difference / expected.double().square().mean().sqrt())
 
 
 @pytest.mark.parametrize(("op", "block"), [("int8-cast-q", QUERY_ROWS), ("int8-cast-k", KEY_ROWS)])
@@ -64,10 +64,10 @@ def test_casts_equal_pytorchs_casts(op: str, block: int, smooth: bool) -> None:
     y, scales = triton_backend.int8._cast(op, x, mean)
     assert scales.shape == (2, 2, -(-200 // block))
     steps = scales.repeat_interleave(block, -1)[..., :200, None]  # [batch, heads, seqlen, 1]
-    wanted = round_trip(x, block, mean).transpose(1, 2)
+    expected = round_trip(x, block, mean).transpose(1, 2)
     got = y.float() * steps
-    assert ((got - wanted).abs() <= 1.01 * steps).all()
-    assert ((got - wanted).abs() < 0.01 * steps).float().mean() > 0.999
+    assert ((got - expected).abs() <= 1.01 * steps).all()
+    assert ((got - expected).abs() < 0.01 * steps).float().mean() > 0.999
     assert int(y.abs().max()) == 127
 
 
@@ -77,16 +77,16 @@ def test_casts_equal_pytorchs_casts(op: str, block: int, smooth: bool) -> None:
 def test_the_kernels_do_what_pytorch_does(sq: int, sk: int, dim: int, causal: bool, dtype: torch.dtype) -> None:
     """More queries than keys under a causal mask leave rows without a key: 0 and +inf."""
     inputs = _inputs(sq, sk, dim, dtype)
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    actual: list[tuple[torch.Tensor, torch.Tensor]] = []
     for backend in (triton_backend, torch_backend):
         with backends.using(backend):
             result = flash_attn_int8_func(*inputs, causal=causal, return_lse=True)
         assert isinstance(result, tuple)
-        found.append(result)
-    (out, lse), (wanted, wanted_lse) = found
+        actual.append(result)
+    (out, lse), (expected, wanted_lse) = actual
     assert out.dtype is dtype
     # Interpreted bf16 is cut off where a GPU rounds.
-    assert _error(out, wanted) < {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    assert _error(out, expected) < {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     assert torch.equal(lse.isinf(), wanted_lse.isinf())
     seen = ~wanted_lse.isinf()
     assert (lse[seen] - wanted_lse[seen]).abs().max() < 5e-3
@@ -108,12 +108,12 @@ def test_the_error_is_that_of_8_bits(causal: bool) -> None:
 
 def test_sageattn_has_both_layouts() -> None:
     q, k, v = _inputs(50, 50, 64, torch.float16)
-    wanted, lse = flash_attn_int8_func(q, k, v, 0.2, True, return_lse=True)
-    assert torch.equal(sageattn(q, k, v, "NHD", True, 0.2), wanted)
+    expected, lse = flash_attn_int8_func(q, k, v, 0.2, True, return_lse=True)
+    assert torch.equal(sageattn(q, k, v, "NHD", True, 0.2), expected)
     turned = [x.transpose(1, 2) for x in (q, k, v)]
-    out, found = sageattn(*turned, is_causal=True, sm_scale=0.2, return_lse=True)
-    assert torch.equal(out.transpose(1, 2), wanted)
-    assert torch.equal(found, lse)
+    out, result = sageattn(*turned, is_causal=True, sm_scale=0.2, return_lse=True)
+    assert torch.equal(out.transpose(1, 2), expected)
+    assert torch.equal(result, lse)
 
 
 def test_unsupported_int8_calls_are_refused() -> None:

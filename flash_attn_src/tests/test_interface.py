@@ -209,19 +209,19 @@ def test_packed_equals_unpacked(dim: int) -> None:
         (gradient,) = torch.autograd.grad(results[0], x, dout.view(results[0].shape))
         return [*results, gradient]
 
-    wanted = run(lambda x, **kw: flash_attn.flash_attn_func(*x.unbind(2), **kw), qkv)
+    expected = run(lambda x, **kw: flash_attn.flash_attn_func(*x.unbind(2), **kw), qkv)
     kv = run(lambda x, **kw: flash_attn.flash_attn_kvpacked_func(x[:, :, 0], x[:, :, 1:], **kw), qkv)
     for got in (run(flash_attn.flash_attn_qkvpacked_func, qkv), kv):
-        for a, b in zip(got, wanted, strict=True):
+        for a, b in zip(got, expected, strict=True):
             assert torch.equal(a, b)
     flat = qkv.detach().flatten(0, 1).requires_grad_()
-    wanted = run(lambda x, **kw: flash_attn.flash_attn_varlen_func(*x.unbind(1), cu, cu, 7, 7, **kw), flat)
+    expected = run(lambda x, **kw: flash_attn.flash_attn_varlen_func(*x.unbind(1), cu, cu, 7, 7, **kw), flat)
     kv = run(
         lambda x, **kw: flash_attn.flash_attn_varlen_kvpacked_func(x[:, 0], x[:, 1:], cu, cu, 7, 7, **kw),
         flat,
     )
     for got in (run(flash_attn.flash_attn_varlen_qkvpacked_func, flat, cu, 7), kv):
-        for a, b in zip(got, wanted, strict=True):
+        for a, b in zip(got, expected, strict=True):
             assert torch.equal(a, b)
 
 
@@ -231,16 +231,16 @@ def test_forward_mode_derivative_on_a_cpu() -> None:
     tangent, step = torch.randn_like(q), 1e-6
     with forward_ad.dual_level():
         out = flash_attn.flash_attn_func(forward_ad.make_dual(q, tangent), k, v, causal=True)
-        found = forward_ad.unpack_dual(out).tangent
+        result = forward_ad.unpack_dual(out).tangent
     after, before = (flash_attn.flash_attn_func(q + way * step * tangent, k, v, causal=True) for way in (1, -1))
-    assert_close("tangent", found, (after - before) / (2 * step), tiny=1e-6)
+    assert_close("tangent", result, (after - before) / (2 * step), tiny=1e-6)
 
 
 def test_default_scale_is_of_the_unpadded_head_dim() -> None:
     q, k, v = qkv(dim=13)
-    wanted, lse = reference.attention(q, k, v, softmax_scale=13**-0.5)
+    expected, lse = reference.attention(q, k, v, softmax_scale=13**-0.5)
     out, got_lse, dmask = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
-    assert_close("out", out, wanted, dtype=torch.float32)
+    assert_close("out", out, expected, dtype=torch.float32)
     assert_close("lse", got_lse, lse)
     assert dmask.shape == (0,)
 
@@ -248,9 +248,9 @@ def test_default_scale_is_of_the_unpadded_head_dim() -> None:
 def test_max_seqlen_may_be_a_tensor() -> None:
     q, k, v = (x.flatten(0, 1) for x in qkv())
     lengths = (offsets(0, 6, 12), offsets(0, 9, 18))
-    wanted = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, 6, 9)
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, 6, 9)
     got = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, torch.tensor(6), torch.tensor([9]))
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("dim", [8, 5])
@@ -274,9 +274,9 @@ def test_the_matrix_of_second_derivatives(packed: int, dim: int) -> None:
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(total(x), x, create_graph=True)
     gradient.sum().backward()
-    wanted = torch.autograd.functional.hessian(book, x.detach())
-    assert_close("hessian", torch.autograd.functional.hessian(total, x.detach()), wanted, tiny=2e-5)
-    assert_close("its sums", x.grad, wanted.sum((0, 1, 2, 3, 4)), tiny=1e-4)
+    expected = torch.autograd.functional.hessian(book, x.detach())
+    assert_close("hessian", torch.autograd.functional.hessian(total, x.detach()), expected, tiny=2e-5)
+    assert_close("its sums", x.grad, expected.sum((0, 1, 2, 3, 4)), tiny=1e-4)
 
 
 def test_transforms_of_torch_func() -> None:
@@ -290,8 +290,8 @@ def test_transforms_of_torch_func() -> None:
 
     torch.func.grad(total)(q)
     k.requires_grad_()
-    wanted, found = (torch.autograd.grad(flash_attn.flash_attn_func(x, k, v).sum(), k) for x in (q, left[0]))
-    assert torch.equal(found[0], wanted[0])
+    expected, result = (torch.autograd.grad(flash_attn.flash_attn_func(x, k, v).sum(), k) for x in (q, left[0]))
+    assert torch.equal(result[0], expected[0])
 
 
 @pytest.mark.filterwarnings("ignore:.*create_graph=True:UserWarning")  # of a reference cycle
@@ -299,8 +299,8 @@ def test_graph_of_the_backward_of_a_checkpoint() -> None:
     """It computes saved tensors anew for one look at them."""
     x = torch.randn(1, 4, 3, 2, 8, requires_grad=True)
     checkpoint(flash_attn.flash_attn_qkvpacked_func, x, use_reentrant=False).sum().backward(create_graph=True)
-    (wanted,) = torch.autograd.grad(flash_attn.flash_attn_qkvpacked_func(x).sum(), x)
-    assert torch.equal(x.grad, wanted)
+    (expected,) = torch.autograd.grad(flash_attn.flash_attn_qkvpacked_func(x).sum(), x)
+    assert torch.equal(x.grad, expected)
 
 
 def test_gradients_that_are_not_needed_are_skipped() -> None:
@@ -369,8 +369,8 @@ def test_gradient_through_softmax_lse(softcap: float, through_out: bool, compile
         return torch.autograd.grad(run(*leaves), leaves[: 3 if through_out else 2])
 
     for function in (dense, varlen):
-        for got, wanted in zip(gradients(function), gradients(book), strict=True):
-            assert_close(function.__name__, got, wanted, tiny=1e-5)
+        for got, expected in zip(gradients(function), gradients(book), strict=True):
+            assert_close(function.__name__, got, expected, tiny=1e-5)
 
 
 def test_dropout_leaves_the_gradient_of_softmax_lse_alone() -> None:

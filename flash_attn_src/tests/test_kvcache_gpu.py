@@ -143,8 +143,8 @@ def test_caches_beyond_32_bits() -> None:
     q = torch.randn(batch, 1, 8, 128, device="cuda", dtype=torch.bfloat16)
     length = 700
     out = flash_attn_with_kvcache(q, *caches, cache_seqlens=length)
-    wanted = flash_attn_func(q[-1:], *(cache[-1:, :length] for cache in caches))
-    assert_close("dense", out[-1:], wanted, tiny=1e-2)
+    expected = flash_attn_func(q[-1:], *(cache[-1:, :length] for cache in caches))
+    assert_close("dense", out[-1:], expected, tiny=1e-2)
     pages = [cache.view(-1, 64, 8, 128) for cache in caches]
     table = torch.arange(pages[0].shape[0], device="cuda", dtype=torch.int32).view(batch, -1)
     assert_close("paged", flash_attn_with_kvcache(q, *pages, cache_seqlens=length, block_table=table), out, tiny=1e-2)
@@ -160,7 +160,7 @@ def test_empty_sequences_and_ragged_batches() -> None:
     assert lse[0].isposinf().all()
     for i in range(1, 6):
         keys = slice(0, int(lengths[i]))
-        wanted = flash_attn_func(*(x[i, None] for x in (tensors["q"],)), *(
+        expected = flash_attn_func(*(x[i, None] for x in (tensors["q"],)), *(
             tensors[name][i, None, keys] for name in ("k_cache", "v_cache")
         ))  # fmt: skip
-        assert_close(f"sequence {i}", out[i, None], wanted, tiny=1e-2)
+        assert_close(f"sequence {i}", out[i, None], expected, tiny=1e-2)

@@ -185,10 +185,10 @@ def test_kvcache_compiles_into_one_graph(cache_seqlens: int | torch.Tensor) -> N
         )
 
     eager, compiled = [k.clone(), v.clone()], [k.clone(), v.clone()]
-    wanted = call(*eager)
+    expected = call(*eager)
     torch._dynamo.reset()
     got = torch.compile(call, backend="aot_eager", fullgraph=True)(*compiled)
-    assert all(map(torch.equal, [*got, *compiled], [*wanted, *eager]))
+    assert all(map(torch.equal, [*got, *compiled], [*expected, *eager]))
 
 
 _INDEX = torch.zeros(2, dtype=torch.int32)

@@ -229,8 +229,8 @@ def test_the_absorbed_form(paged: bool, monkeypatch: pytest.MonkeyPatch) -> None
             )  # fmt: skip
         results.append((out, copy))
     assert asked == ["latent", "combine"]
-    for got, wanted in zip(*results, strict=True):
-        assert_close("absorbed", got, wanted, tiny=2e-5)
+    for got, expected in zip(*results, strict=True):
+        assert_close("absorbed", got, expected, tiny=2e-5)
 
 
 @pytest.mark.parametrize("_small_tiles", [16], indirect=True)
@@ -287,10 +287,10 @@ def test_caches_with_gaps_are_written_in_place() -> None:
     q, k, v = (torch.randn(2, 3, 2, 16, device=DEVICE) for _ in range(3))
     given = {"k": k, "v": v, "cache_seqlens": 20, "causal": True}
     wanted_caches = [x.contiguous() for x in odd]
-    wanted, _ = oracle.kvcache(cache_call(q, *wanted_caches, softmax_scale=0.25, **given))
+    expected, _ = oracle.kvcache(cache_call(q, *wanted_caches, softmax_scale=0.25, **given))
     for caches in (odd, swapped):
         out, _ = backend.kvcache(cache_call(q, *caches, softmax_scale=0.25, **given))
-        assert_close("out", out, wanted, tiny=1e-5)
+        assert_close("out", out, expected, tiny=1e-5)
         assert all(map(torch.equal, caches, wanted_caches))
 
 
@@ -328,9 +328,9 @@ def test_nan_comes_out_however_the_keys_are_split(tensor: str, splits: int) -> N
 def test_a_window_wider_than_any_cache(window: tuple[int, int], queries: int) -> None:
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, length, 1, 16, device=DEVICE) for length in (queries, 33, 33))
-    found = _attend(q, k, v, causal=False, window_size=window)
-    wanted = _attend(q, k, v, causal=False, window_size=tuple(-1 if size > 33 else size for size in window))
-    assert all(map(torch.equal, found, wanted))
+    result = _attend(q, k, v, causal=False, window_size=window)
+    expected = _attend(q, k, v, causal=False, window_size=tuple(-1 if size > 33 else size for size in window))
+    assert all(map(torch.equal, result, expected))
 
 
 @pytest.mark.parametrize("queries", [1, 40])
@@ -353,9 +353,9 @@ def test_offsets_beyond_32_bits(rows: int, queries: int) -> None:
         return storage.as_strided((1, length, heads, 16), (0, stride, 16, 1)).copy_(torch.randn(1, length, heads, 16))
 
     tensors = spread(queries, 4), spread(rows, 1), spread(rows, 1)
-    found = _attend(*tensors)
-    wanted = _attend(*(tensor.contiguous() for tensor in tensors))
-    assert all(map(torch.equal, found, wanted))
+    result = _attend(*tensors)
+    expected = _attend(*(tensor.contiguous() for tensor in tensors))
+    assert all(map(torch.equal, result, expected))
 
 
 @pytest.mark.parametrize(
@@ -371,10 +371,10 @@ def test_parts_are_joined(parts: int, seqlen: int, dim: int, kind: str, monkeypa
     lse[1, 0] = lse[:, 1, 2] = -torch.inf
     partial[1, 0] = torch.nan
     outs = [torch.empty(2, seqlen, 1, dim, dtype=torch.float16, device=DEVICE) for _ in range(2)]
-    found, wanted = (one.combine(partial, lse, out) for one, out in zip((backend, oracle), outs, strict=True))
+    result, expected = (one.combine(partial, lse, out) for one, out in zip((backend, oracle), outs, strict=True))
     assert asked == [kind]
     assert_close("out", *outs, tiny=1e-3)
-    assert_close("lse", found, wanted, tiny=1e-5)
+    assert_close("lse", result, expected, tiny=1e-5)
 
 
 @pytest.mark.parametrize("units", [80, 132, 304])

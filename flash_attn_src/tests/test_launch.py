@@ -61,13 +61,13 @@ def gpu(index: int = 0, name: str = "gfx942:sramecc+:xnack-") -> driver.Driver:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
     """A mock gfx942 with that store, and the list of its launches: (kernel, arguments)."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     class Kernel(fake_launcher.Kernel):
-        launched = found
+        launched = result
 
     fake = types.ModuleType("flash_attn._launcher")
-    fake.bind = lambda platform: found.append(platform)  # type: ignore[attr-defined]
+    fake.bind = lambda platform: result.append(platform)  # type: ignore[attr-defined]
     fake.Kernel = Kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn._launcher", fake)
     monkeypatch.setattr(sys.modules["flash_attn"], "_launcher", fake, raising=False)
@@ -76,7 +76,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[A
     archive = store.Store(write(tmp_path / "gfx942.zip"))
     monkeypatch.setattr(store, "open_store", lambda _target: archive)
     with device.using(gpu(), 0):
-        yield found
+        yield result
 
 
 @pytest.mark.parametrize(
@@ -356,12 +356,12 @@ def test_rows_that_are_not_dense_or_start_off_16_bytes_are_copied() -> None:
     crossed, half = whole.view(4, 4, 4).transpose(1, 2), whole.half()[:, 1:]
     rows = {whole[1:]: False, whole[:, 4:8]: False, whole[:, 1:]: True, whole[:, ::2]: True, crossed: True, half: True}
     for tensor, copied in rows.items():
-        found = layer.dense_rows(tensor)
-        assert (found.data_ptr() != tensor.data_ptr()) is copied
-        assert torch.equal(found, tensor)
-        assert found.dtype is tensor.dtype
-        assert found.stride(-1) == 1
-        assert found.data_ptr() % 16 == 0
+        result = layer.dense_rows(tensor)
+        assert (result.data_ptr() != tensor.data_ptr()) is copied
+        assert torch.equal(result, tensor)
+        assert result.dtype is tensor.dtype
+        assert result.stride(-1) == 1
+        assert result.data_ptr() % 16 == 0
 
 
 def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,10 +421,10 @@ def test_the_stores_of_an_installation(tmp_path: Path, monkeypatch: pytest.Monke
         write(tmp_path / f"{target}.zip")
     write(tmp_path / "gfx950.zip", {"format": store.FORMAT + 1})
     assert store.targets(tmp_path) == ("gfx90a", "gfx942", "gfx950")
-    found = store.open_store("gfx942", tmp_path)
-    assert found is not None
-    assert found.image(VARIANT.name) == IMAGE
-    assert store.open_store("gfx942", tmp_path) is found
+    result = store.open_store("gfx942", tmp_path)
+    assert result is not None
+    assert result.image(VARIANT.name) == IMAGE
+    assert store.open_store("gfx942", tmp_path) is result
     assert store.open_store("gfx1100", tmp_path) is None
     monkeypatch.setattr(store, "DIRECTORY", tmp_path)
     assert store.targets() == ("gfx90a", "gfx942", "gfx950")
@@ -436,9 +436,9 @@ def test_the_stores_of_an_installation(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_image_of_another_digest_is_corrupt(tmp_path: Path) -> None:
     archive = store.Store(write(tmp_path / "gfx942.zip"))
-    found = archive.kernels[VARIANT.name]["sha256"]
+    result = archive.kernels[VARIANT.name]["sha256"]
     archive.kernels[VARIANT.name]["sha256"] = "0123456789abcdef" * 4
-    with pytest.raises(store.KernelError, match=rf"fwd-bf16-d64 in .* is corrupt \(sha256 {found[:16]}\.\.\., the "
+    with pytest.raises(store.KernelError, match=rf"fwd-bf16-d64 in .* is corrupt \(sha256 {result[:16]}\.\.\., the "
                        r"manifest says 0123456789abcdef\.\.\.\): reinstall the wheel"):  # fmt: skip
         archive.image(VARIANT.name)
 

@@ -65,10 +65,10 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
 
     exact = [None if each is None else each.detach().double().requires_grad_() for each in (x, residual, weight, bias)]
     whole = exact[0] if residual is None else exact[0] + exact[1]
-    wanted = _by_the_book(whole, exact[2], exact[3], shift, is_rms)
+    expected = _by_the_book(whole, exact[2], exact[3], shift, is_rms)
     # The interpreter truncates to bf16 where a GPU rounds, which costs a unit in the last place.
     tiny = 2.0**-7 if dtype is torch.bfloat16 and DEVICE == "cpu" else 4e-6
-    assert_close("y", y, wanted, rough=wanted.to(dtype), tiny=tiny, dtype=dtype)
+    assert_close("y", y, expected, rough=expected.to(dtype), tiny=tiny, dtype=dtype)
     if z is not None:
         assert_close("z", z, whole, rough=whole.to(kept_type), tiny=tiny, dtype=kept_type)
 
@@ -98,9 +98,9 @@ def test_gradients_may_be_on_their_way() -> None:
     x, residual, dy, dz = torch.randn(4, 3, 40, device=DEVICE)
     leaves = [x.requires_grad_(), residual.requires_grad_(), torch.ones(40, device=DEVICE, requires_grad=True)]
     results = add_norm._AddNorm.apply(*leaves, None, 1e-5, torch.float32, False, True)
-    wanted = torch.autograd.grad(results, leaves, (dy, dz), retain_graph=True)
+    expected = torch.autograd.grad(results, leaves, (dy, dz), retain_graph=True)
     got = torch.autograd.grad(results, leaves, (Late(dy), Late(dz)))
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_kernels_accept_padded_rows() -> None:
@@ -127,10 +127,10 @@ def test_gradients(is_rms: bool) -> None:
 
     assert torch.autograd.gradcheck(call, (x, weight, bias, residual, x1, weight1, bias1), fast_mode=True)
     scaled = layer_norm_fn(x, weight, bias, rowscale=scale, is_rms_norm=is_rms)
-    wanted = layer_norm_fn(x * scale[..., None], weight, bias, is_rms_norm=is_rms)
-    assert torch.equal(scaled, wanted)
+    expected = layer_norm_fn(x * scale[..., None], weight, bias, is_rms_norm=is_rms)
+    assert torch.equal(scaled, expected)
     for shape in ((12,), (3, 4, 1)):
-        assert torch.equal(layer_norm_fn(x, weight, bias, rowscale=scale.view(shape), is_rms_norm=is_rms), wanted)
+        assert torch.equal(layer_norm_fn(x, weight, bias, rowscale=scale.view(shape), is_rms_norm=is_rms), expected)
 
 
 def test_results_come_in_upstream_order() -> None:
@@ -148,8 +148,8 @@ def test_results_come_in_upstream_order() -> None:
     y, y1, z = rms_norm_fn(x, weight, None, residual.float(), x1, weight1, prenorm=True)
     assert torch.equal(z, x.float() + x1.float() + residual.float())
     for got, by in ((y, weight), (y1, weight1)):
-        wanted = torch.nn.functional.rms_norm(z, (8,), by, 1e-6)
-        assert_close("y", got, wanted, rough=wanted.bfloat16())
+        expected = torch.nn.functional.rms_norm(z, (8,), by, 1e-6)
+        assert_close("y", got, expected, rough=expected.bfloat16())
     y, mask, mask1 = rms_norm_fn(x, weight, None, return_dropout_mask=True)
     assert mask is None
     assert mask1 is None
@@ -184,9 +184,9 @@ def test_buffers_serve_every_training_step(dtype: torch.dtype, compiled: bool) -
         assert torch.equal(kept, z)
         assert not out.requires_grad
         assert compiled or (y.data_ptr(), z.data_ptr()) == (out.data_ptr(), kept.data_ptr())
-        wanted = torch.autograd.grad(wanted_y.to(dtype).sum() + wanted_z.sin().sum(), leaves)
+        expected = torch.autograd.grad(wanted_y.to(dtype).sum() + wanted_z.sin().sum(), leaves)
         got = torch.autograd.grad(y.sum() + z.sin().sum(), leaves)
-        for a, b in zip(got, wanted, strict=True):
+        for a, b in zip(got, expected, strict=True):
             assert_close("gradient", a, b, tiny=1e-6)
 
 
@@ -219,16 +219,16 @@ def test_modules() -> None:
     x, residual = torch.randn(2, 6, 16)
     module = RMSNorm(16, eps=1e-3)
     torch.nn.init.normal_(module.weight)
-    wanted = torch.nn.functional.rms_norm(x, (16,), module.weight, 1e-3)
-    assert_close("y", module(x), wanted)
+    expected = torch.nn.functional.rms_norm(x, (16,), module.weight, 1e-3)
+    assert_close("y", module(x), expected)
     centred = RMSNorm(16, eps=1e-3, zero_centered_weight=True)
     assert centred.weight.eq(0).all()
     centred.weight.data = module.weight.data - 1
-    assert_close("y", centred(x), wanted)
+    assert_close("y", centred(x), expected)
     y, z = module(x, residual, prenorm=True)
     assert_close("y", y, module(x + residual))
     assert torch.equal(z, x + residual)
-    assert_close("y", older.rms_norm(x, module.weight, 1e-3), wanted)
+    assert_close("y", older.rms_norm(x, module.weight, 1e-3), expected)
     scale = torch.rand(16)
     y, z, mask = older.dropout_add_rms_norm(
         x, residual, module.weight, None, 0.0, 1e-3, layerscale=scale, prenorm=True, return_dropout_mask=True
@@ -248,8 +248,8 @@ def test_compiles_whole() -> None:
     compiled = torch.compile(
         lambda x, r: rms_norm_fn(x, weight, None, r, prenorm=True), fullgraph=True, backend="aot_eager"
     )
-    for got, wanted in zip(compiled(x, residual), rms_norm_fn(x, weight, None, residual, prenorm=True), strict=True):
-        assert_close("y", got, wanted)
+    for got, expected in zip(compiled(x, residual), rms_norm_fn(x, weight, None, residual, prenorm=True), strict=True):
+        assert_close("y", got, expected)
 
 
 def test_compiles_with_an_eps_that_changes() -> None:
@@ -277,13 +277,13 @@ def test_autograd_on_the_gpu(mode: tuple[torch.dtype, ...]) -> None:
         leaves.append(torch.randn(4, 700, 1032, device=DEVICE).to(residual_type).requires_grad_())
     got = layer_norm_fn(*leaves, prenorm=True)
     copies = [leaf.detach().cpu().requires_grad_() for leaf in leaves]
-    wanted = layer_norm_fn(*copies, prenorm=True)
+    expected = layer_norm_fn(*copies, prenorm=True)
     bar = 1e-5 if dtype is torch.float32 else 2e-2
-    for name, a, b in zip("yz", got, wanted, strict=True):
+    for name, a, b in zip("yz", got, expected, strict=True):
         assert_close(name, a.cpu(), b, tiny=bar, dtype=b.dtype)
     upstream = [torch.randn_like(each) for each in got]
     grads = torch.autograd.grad(got, leaves, upstream)
-    wanted_grads = torch.autograd.grad(wanted, copies, [each.cpu() for each in upstream])
+    wanted_grads = torch.autograd.grad(expected, copies, [each.cpu() for each in upstream])
     for name, a, b in zip(("dx", "dweight", "dbias", "dresidual"), grads, wanted_grads, strict=False):
         assert_close(name, a.cpu(), b, tiny=bar, dtype=b.dtype)
 
@@ -318,12 +318,12 @@ def test_linear_after_the_norm(autocast: bool) -> None:
         out, z = layer_norm_linear_fn(*leaves, residual=residual, prenorm=True)
     x, weight, bias, linear_weight, linear_bias = leaves
     y = torch.nn.functional.layer_norm(x + residual, (16,), weight, bias, 1e-6)
-    wanted = torch.nn.functional.linear(y, linear_weight, linear_bias)
+    expected = torch.nn.functional.linear(y, linear_weight, linear_bias)
     assert out.dtype is (torch.bfloat16 if autocast else dtype)
     assert torch.equal(z, x + residual)
     tiny = 0.1 if autocast else 1e-9
-    assert_close("out", out, wanted, tiny=tiny)
-    mine, other = (torch.autograd.grad(each.square().sum(), (*leaves, residual)) for each in (out, wanted))
+    assert_close("out", out, expected, tiny=tiny)
+    mine, other = (torch.autograd.grad(each.square().sum(), (*leaves, residual)) for each in (out, expected))
     for a, b in zip(mine, other, strict=True):
         assert_close("gradient", a, b, tiny=tiny * max(1.0, float(b.abs().max())), dtype=b.dtype)
     with pytest.raises(ValueError, match=r"linear_weight: got shape \(9, 4\), wanted \(features, 16\)"):

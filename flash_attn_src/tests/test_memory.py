@@ -33,10 +33,10 @@ def test_random_layouts() -> None:
             pair.append(view.as_strided(shape, strides, rng.randrange(min(room, 40))))
         x, y = pair
         one, other = _bytes(x, buffer), _bytes(y, buffer)
-        wanted = bool(set(one) & set(other))
-        assert memory.shares_memory(x, y) == memory.shares_memory(y, x) == wanted
+        expected = bool(set(one) & set(other))
+        assert memory.shares_memory(x, y) == memory.shares_memory(y, x) == expected
         assert memory.overlaps_itself(x) == (len(set(one)) < len(one))
-        shared, own = shared + wanted, own + memory.overlaps_itself(x)
+        shared, own = shared + expected, own + memory.overlaps_itself(x)
     assert 150 < shared < 850
     assert 150 < own < 950
 
@@ -67,7 +67,7 @@ def _bare(text: str) -> str:
 def test_outputs_that_share_memory_are_right_or_refused(name: str) -> None:
     """Places each output of each function in the memory of every other tensor of its type that is large enough."""
     call = WRITTEN[name]
-    wanted = call.fresh().run()
+    expected = call.fresh().run()
     for output in call.written:
         for other in call.tensors:
             fresh = call.fresh()
@@ -81,7 +81,7 @@ def test_outputs_that_share_memory_are_right_or_refused(name: str) -> None:
                 )
                 best = again.run()
             else:
-                best = wanted
+                best = expected
             got = _outcome(fresh, {output: y.view(-1)[: x.numel()].view(x.shape)})
             if isinstance(got, str):
                 assert _bare(output) in _bare(got), (output, other, got)

@@ -39,10 +39,10 @@ def test_inner_modules_agree(scale: float | None) -> None:
     qkv = torch.randn(2, 9, 3, 4, 8)
     q, kv = torch.randn(2, 7, 4, 8), torch.randn(2, 9, 2, 2, 8)
     for causal in (False, True):
-        wanted = SelfAttention(softmax_scale=scale)(qkv, causal=causal)
-        assert_close("out", FlashSelfAttention(softmax_scale=scale)(qkv, causal=causal), wanted)
-        wanted = CrossAttention(causal, scale)(q, kv)
-        assert_close("out", FlashCrossAttention(causal, scale)(q, kv), wanted)
+        expected = SelfAttention(softmax_scale=scale)(qkv, causal=causal)
+        assert_close("out", FlashSelfAttention(softmax_scale=scale)(qkv, causal=causal), expected)
+        expected = CrossAttention(causal, scale)(q, kv)
+        assert_close("out", FlashCrossAttention(causal, scale)(q, kv), expected)
 
 
 def test_the_causal_mask_ends_at_the_last_key_that_is_not_padding() -> None:
@@ -54,8 +54,8 @@ def test_the_causal_mask_ends_at_the_last_key_that_is_not_padding() -> None:
     for kind in (mask, mask.int()):
         out = CrossAttention(causal=True)(q, kv, key_padding_mask=kind)
         for index, length in enumerate(lengths.tolist()):
-            wanted = FlashCrossAttention(causal=True)(q[index : index + 1], kv[index : index + 1, :length])
-            assert_close("out", out[index : index + 1], wanted)
+            expected = FlashCrossAttention(causal=True)(q[index : index + 1], kv[index : index + 1, :length])
+            assert_close("out", out[index : index + 1], expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -65,8 +65,8 @@ def test_packed_sequences_equal_a_padded_batch(causal: bool) -> None:
     qkv = torch.randn(2, 5, 3, 2, 8)
     flat, indices, cu_seqlens, longest = unpad_input(qkv, mask)[:4]
     out = FlashSelfAttention(causal)(flat, cu_seqlens=cu_seqlens, max_seqlen=longest)
-    wanted = SelfAttention(causal)(qkv, key_padding_mask=mask.bool()) * mask[:, :, None, None]
-    assert_close("out", pad_input(out, indices, 2, 5), wanted)
+    expected = SelfAttention(causal)(qkv, key_padding_mask=mask.bool()) * mask[:, :, None, None]
+    assert_close("out", pad_input(out, indices, 2, 5), expected)
     crossed = FlashCrossAttention(causal)(flat[:, 0], flat[:, 1:], None, cu_seqlens, longest, cu_seqlens, longest)
     assert_close("out", crossed, out)
 
@@ -94,9 +94,9 @@ def test_flash_equals_plain(model: str) -> None:
     flash.load_state_dict(plain.state_dict())
     x = torch.randn(2, 6, 32)
     call = {"x_kv": torch.randn(2, 9, 32), "mixer_subset": slice(0, 3)} if model == "cross" else {}
-    wanted, got = plain(x, **call), flash(x, **call)
-    assert_close("out", got, wanted)
-    wanted.square().sum().backward()
+    expected, got = plain(x, **call), flash(x, **call)
+    assert_close("out", got, expected)
+    expected.square().sum().backward()
     got.square().sum().backward()
     for (name, a), b in zip(flash.named_parameters(), plain.parameters(), strict=True):
         assert_close(name, a.grad, b.grad)
@@ -127,8 +127,8 @@ def test_packed_rows_through_the_projections() -> None:
         plain = MHA(32, 4, num_heads_kv=heads_kv)
         plain.load_state_dict(flash.state_dict())
         out = flash(flat, cu_seqlens=cu_seqlens, max_seqlen=longest)
-        wanted = plain(x, key_padding_mask=mask.bool())
-        assert_close("out", out, wanted.flatten(0, 1)[indices])
+        expected = plain(x, key_padding_mask=mask.bool())
+        assert_close("out", out, expected.flatten(0, 1)[indices])
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
@@ -139,14 +139,14 @@ def test_generation_equals_the_whole(model: str, flash: bool) -> None:
     x = torch.randn(2, 8, 32)
     params = InferenceParams(max_seqlen=16, max_batch_size=4)
     with torch.no_grad():
-        wanted = module(x)
+        expected = module(x)
         parts = []
         for step in (x[:, :5], x[:, 5:6], x[:, 6:8]):
             parts.append(module(step, inference_params=params))
             params.seqlen_offset += step.shape[1]
         got = torch.cat(parts, 1)
         if model != "xpos":  # its scales are relative to the middle of the table, which has another length here
-            assert_close("out", got, wanted)
+            assert_close("out", got, expected)
         assert params.key_value_memory_dict[3].shape == (4, 16, 2, module.num_heads_kv, 8)
         if not flash:
             return

@@ -34,13 +34,13 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_swiglu(dtype: torch.dtype) -> None:
     x, y, g = (_draw(5, 7, seed=seed, dtype=dtype) for seed in range(3))
-    wanted = functional.silu(x.double()) * y.double()
+    expected = functional.silu(x.double()) * y.double()
     gradients = _gradients(lambda a, b: functional.silu(a) * b, g, x, y)
     leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
     for name, function in (("swiglu", activations.swiglu), ("apply", activations.SwiGLUFunction.apply)):
         out = function(*leaves)
         assert out.dtype is dtype
-        assert_close(name, out, wanted, tiny=TINY[dtype], dtype=dtype)
+        assert_close(name, out, expected, tiny=TINY[dtype], dtype=dtype)
         for part, got, want in zip("xy", torch.autograd.grad(out, leaves, g), gradients, strict=True):
             assert_close(f"{name}: d{part}", got, want, tiny=TINY[dtype], dtype=dtype)
 
@@ -62,9 +62,9 @@ def test_each_forward_and_backward(dtype: torch.dtype) -> None:
         "sqrelu_fwd": (activations.sqrelu_fwd(x), functional.relu(x.double()).square()),
         "sqrelu_bwd": (activations.sqrelu_bwd(g, x), _gradients(lambda a: functional.relu(a).square(), g, x)[0]),
     }
-    for name, (got, wanted) in pairs.items():
+    for name, (got, expected) in pairs.items():
         assert got.dtype is dtype, name
-        assert_close(name, got, wanted, tiny=4 * TINY[dtype], dtype=dtype)
+        assert_close(name, got, expected, tiny=4 * TINY[dtype], dtype=dtype)
 
 
 def test_swiglu_requires_equal_shapes() -> None:

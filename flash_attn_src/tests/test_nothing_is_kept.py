@@ -108,12 +108,12 @@ def kept(tree: ast.Module) -> set[str]:
 
 
 def test_each_place_that_keeps_something_has_a_reason() -> None:
-    found = {}
+    result = {}
     for path in sorted(SOURCES.rglob("*.py")):
         name = path.relative_to(SOURCES).as_posix()
         if not name.startswith(LEFT_OUT) and (places := kept(ast.parse(path.read_text(encoding="utf-8")))):
-            found[name] = places
-    assert found == {name: set(places) for name, places in ALLOWED.items()}
+            result[name] = places
+    assert result == {name: set(places) for name, places in ALLOWED.items()}
 
 
 def test_what_keeps_something_is_found() -> None:
@@ -129,5 +129,5 @@ def put():
     global _last
     _last = 3
 """
-    wanted = {"_rows", "tables", "self._made", "look", "look: x._mine", "_last"}
-    assert kept(ast.parse(source)) == wanted
+    expected = {"_rows", "tables", "self._made", "look", "look: x._mine", "_last"}
+    assert kept(ast.parse(source)) == expected

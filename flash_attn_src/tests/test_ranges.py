@@ -201,8 +201,8 @@ def test_equals_dense_attention_with_the_mask(backend: str, case: str, monkeypat
         scores["kept"] = (~probabilities.signbit()).to(dtype) / (1.0 - given["dropout"])
     got = results(lambda *x: flash_attn_ranges_func(*x[:3], **mask, **options, s_aux=x[3], return_lse=True), dtype)
     same = results(lambda *x: _dense(*x[:3], visible, x[3], **scores), dtype)
-    wanted = results(lambda *x: _dense(*x[:3], visible, x[3], **scores), FULL)
-    for name, ours, reference, lowered in zip(("out", "dq", "dk", "dv", "ds_aux"), got, wanted, same, strict=False):
+    expected = results(lambda *x: _dense(*x[:3], visible, x[3], **scores), FULL)
+    for name, ours, reference, lowered in zip(("out", "dq", "dk", "dv", "ds_aux"), got, expected, same, strict=False):
         # A sum over rows, rounded at the end, as in test_sinks.
         tiny = 2.0 * torch.finfo(dtype).eps if name == "ds_aux" else 2e-5
         assert_close(name, ours, reference, rough=lowered, tiny=tiny)
@@ -247,8 +247,8 @@ def test_flashmask(causal: bool, count: int, heads: int) -> None:
     with backends.using(torch_backend):  # type: ignore[arg-type]
         out, lse = flashmask_attention(q, k, v, bounds, causal=causal, return_softmax_lse=True)
     visible = ~_hidden_by_flashmask(bounds.cpu(), 70, causal).to(DEVICE).repeat_interleave(4 // heads, 1)
-    wanted, _ = _dense(q, k, v, visible & _visible({}, 70, 70, causal, (-1, -1)), None)
-    assert_close("out", out, wanted)
+    expected, _ = _dense(q, k, v, visible & _visible({}, 70, 70, causal, (-1, -1)), None)
+    assert_close("out", out, expected)
     assert lse.shape == (2, 4, 70)
 
 
@@ -277,12 +277,12 @@ def test_magi_slices() -> None:
     with backends.using(torch_backend):  # type: ignore[arg-type]
         out, lse = flex_flash_attn_func(q, k, v, *arguments)
     seen = _seen_in_slices(SLICES, 110, 110).to(DEVICE)
-    wanted = _dense(q[None], k[None], v[None], seen, None)[0][0]
-    assert_close("out", out, wanted)
+    expected = _dense(q[None], k[None], v[None], seen, None)[0][0]
+    assert_close("out", out, expected)
     assert torch.equal(lse == -torch.inf, ~seen.any(1)[:, None].expand(110, 4))
     with backends.using(torch_backend):  # type: ignore[arg-type]
         got = torch.autograd.grad(out.square().sum(), (q, k, v))
-    for name, x, y in zip("qkv", got, torch.autograd.grad(wanted.square().sum(), (q, k, v)), strict=True):
+    for name, x, y in zip("qkv", got, torch.autograd.grad(expected.square().sum(), (q, k, v)), strict=True):
         assert_close(f"d{name}", x, y)
     more = torch.cat([table, table.new_tensor([[0, 1, 100, 101, 0]])])
     with pytest.raises(ValueError, match="query 0 has more than two separate ranges of keys"):

@@ -66,10 +66,10 @@ def test_turns_as_complex_numbers_do(
     for starts, conjugate in (([13, 13], False), ([0, 9], True)):
         offsets = None if starts[0] == starts[1] else torch.tensor(starts, device=DEVICE)
         got = _run(kernel, x, cos, sin, starts[0], offsets, None, 21, interleaved, conjugate)
-        wanted = _by_complex_numbers(x, cos, sin, starts, interleaved, conjugate)
+        expected = _by_complex_numbers(x, cos, sin, starts, interleaved, conjugate)
         # Interpreted bf16 is cut off where a GPU rounds to nearest: a unit in the last place.
         tiny = 2.0**-7 if kernel and DEVICE == "cpu" and dtype is torch.bfloat16 else 1e-6
-        assert_close("y", got, wanted, rough=wanted.to(dtype), tiny=tiny, dtype=dtype)
+        assert_close("y", got, expected, rough=expected.to(dtype), tiny=tiny, dtype=dtype)
 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
@@ -84,10 +84,10 @@ def test_tables_of_another_dtype_are_not_rounded(
     x = torch.randn(2, 21, 2, dim, device=DEVICE).to(dtype)
     cos, sin = _tables(21, rotary_dim // 2, table)
     got = _run(kernel, x, cos, sin, 0, None, None, 21, interleaved, False)
-    wanted = _by_complex_numbers(x, cos, sin, [0, 0], interleaved, False)
-    rounded = (got.double() - wanted.to(dtype).double()).abs()
+    expected = _by_complex_numbers(x, cos, sin, [0, 0], interleaved, False)
+    rounded = (got.double() - expected.to(dtype).double()).abs()
     # The last place of a sum that lies between two numbers; interpreted bf16 is cut off where a GPU rounds.
-    unit = torch.finfo(dtype).eps * wanted.abs() + 1e-6
+    unit = torch.finfo(dtype).eps * expected.abs() + 1e-6
     assert bool((rounded <= unit).all())
     if not (kernel and DEVICE == "cpu" and dtype is torch.bfloat16):
         assert float((rounded > 2e-6).double().mean()) < 1e-2
@@ -96,13 +96,13 @@ def test_tables_of_another_dtype_are_not_rounded(
 def test_before_2_8_tables_have_the_dtype_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
     x, tables = torch.randn(2, 4, 2, 8).bfloat16(), _tables(6, 4, torch.float32)
     cos, sin = (table.cpu() for table in tables)
-    wanted = apply_rotary(x.float(), cos, sin).bfloat16()
-    assert torch.equal(apply_rotary_emb(x, cos, sin), wanted)
-    assert torch.equal(apply_rotary_emb(x.clone(), cos, sin, inplace=True), wanted)
+    expected = apply_rotary(x.float(), cos, sin).bfloat16()
+    assert torch.equal(apply_rotary_emb(x, cos, sin), expected)
+    assert torch.equal(apply_rotary_emb(x.clone(), cos, sin, inplace=True), expected)
     kv = torch.stack((x, x), 2)
-    assert torch.equal(apply_rotary_emb_kv_(kv.clone(), cos, sin), torch.stack((wanted, x), 2))
+    assert torch.equal(apply_rotary_emb_kv_(kv.clone(), cos, sin), torch.stack((expected, x), 2))
     qkv = torch.stack((x, x, x), 2)
-    assert torch.equal(apply_rotary_emb_qkv_(qkv.clone(), cos, sin), torch.stack((wanted, wanted, x), 2))
+    assert torch.equal(apply_rotary_emb_qkv_(qkv.clone(), cos, sin), torch.stack((expected, expected, x), 2))
     monkeypatch.setattr(rotary, "RELEASE", (2, 7))
     with pytest.raises(TypeError, match=r"cos: got torch.float32, wanted torch.bfloat16"):
         apply_rotary(x, cos, sin)
@@ -117,10 +117,12 @@ def test_varlen_equals_one_call_per_sequence(interleaved: bool, kernel: bool) ->
     offsets = torch.tensor([3, 0, 5, 9], dtype=torch.int32, device=DEVICE)
     cos, sin = _tables(40, 12, torch.float32)
     got = _run(kernel, x, cos, sin, 0, offsets, ends, 33, interleaved, False)
-    wanted = x.clone()
+    expected = x.clone()
     for start, stop, offset in zip(ends.tolist()[:-1], ends.tolist()[1:], offsets.tolist(), strict=True):
-        wanted[start:stop] = _by_complex_numbers(x[None, start:stop], cos, sin, [offset], interleaved, False)[0].float()
-    assert_close("y", got, wanted, tiny=1e-6)
+        expected[start:stop] = _by_complex_numbers(x[None, start:stop], cos, sin, [offset], interleaved, False)[
+            0
+        ].float()
+    assert_close("y", got, expected, tiny=1e-6)
 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
@@ -135,14 +137,14 @@ def test_layouts_do_not_change_the_result(
     cos, sin = _tables(20, 16, torch.float32)
     base = torch.randn(2, 3, 20, 65, device=DEVICE)
     for x in (base.transpose(1, 2)[..., 1:], base.transpose(1, 2)[..., ::2], base[:, :1, :, :32].expand(2, 3, 20, 32)):
-        wanted = apply_rotary(x.contiguous(), cos, sin)
-        assert_close("y", apply_rotary(x, cos, sin), wanted, tiny=tiny)
+        expected = apply_rotary(x.contiguous(), cos, sin)
+        assert_close("y", apply_rotary(x, cos, sin), expected, tiny=tiny)
     packed = torch.randn(2, 20, 3, 4, 32, device=DEVICE)
-    wanted = apply_rotary(packed[:, :, 1].contiguous(), cos, sin, interleaved=True)
+    expected = apply_rotary(packed[:, :, 1].contiguous(), cos, sin, interleaved=True)
     part = packed[:, :, 1]
     rest = packed[:, :, ::2].clone()
     assert apply_rotary(part, cos, sin, interleaved=True, inplace=True) is part
-    assert_close("y", packed[:, :, 1], wanted, tiny=tiny)
+    assert_close("y", packed[:, :, 1], expected, tiny=tiny)
     assert torch.equal(packed[:, :, ::2], rest)
 
 
@@ -150,10 +152,10 @@ def test_layouts_do_not_change_the_result(
 def test_pytorch_form_agrees(interleaved: bool) -> None:
     x = torch.randn(2, 9, 3, 24)
     cos, sin = _tables(9, 8, torch.float32)
-    wanted = apply_rotary(x, cos.cpu(), sin.cpu(), interleaved=interleaved)
-    assert_close("y", apply_rotary_emb_torch(x, cos.cpu(), sin.cpu(), interleaved), wanted, tiny=1e-6)
+    expected = apply_rotary(x, cos.cpu(), sin.cpu(), interleaved=interleaved)
+    assert_close("y", apply_rotary_emb_torch(x, cos.cpu(), sin.cpu(), interleaved), expected, tiny=1e-6)
     per_entry = [table.cpu().expand(2, 9, 8) for table in (cos, sin)]
-    assert_close("y", apply_rotary_emb_torch(x, *per_entry, interleaved), wanted, tiny=1e-6)
+    assert_close("y", apply_rotary_emb_torch(x, *per_entry, interleaved), expected, tiny=1e-6)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -216,8 +218,8 @@ def test_packed_forms_turn_queries_and_keys_alone() -> None:
     kv = torch.stack((k, v), 2)
     assert torch.equal(apply_rotary_emb_kv_(kv.clone(), cos, sin), torch.stack((turned_k, v), 2))
     grouped = torch.cat((q, k[:, :, :2], v[:, :, :2]), 2)
-    wanted = torch.cat((turned_q, turned_k[:, :, :2], v[:, :, :2]), 2)
-    assert torch.equal(apply_rotary_emb_qkv_(grouped, cos, sin, num_heads_q=4), wanted)
+    expected = torch.cat((turned_q, turned_k[:, :, :2], v[:, :, :2]), 2)
+    assert torch.equal(apply_rotary_emb_qkv_(grouped, cos, sin, num_heads_q=4), expected)
 
 
 def test_compiles_whole() -> None:
@@ -225,9 +227,9 @@ def test_compiles_whole() -> None:
     x = torch.randn(2, 9, 2, 8, requires_grad=True)
     compiled = torch.compile(lambda x: apply_rotary_emb(x, cos, sin, True).sin(), fullgraph=True, backend="aot_eager")
     out = compiled(x)
-    wanted = apply_rotary_emb(x, cos, sin, True).sin()
-    assert torch.equal(out, wanted)
-    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(wanted.sum(), x)[0])
+    expected = apply_rotary_emb(x, cos, sin, True).sin()
+    assert torch.equal(out, expected)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
 
 
 IN_PLACE_COS, IN_PLACE_SIN = (torch.rand(9, 4) for _ in range(2))
@@ -250,9 +252,9 @@ def test_in_place_functions_can_be_exported(strict: bool) -> None:
     torch.export.save(exported, saved)
     saved.seek(0)
     for program in (torch.export.load(saved), exported.run_decompositions()):
-        given, wanted = x.clone(), x.clone()
-        assert torch.equal(program.module()(given), Module()(wanted))
-        assert torch.equal(given, wanted)
+        given, expected = x.clone(), x.clone()
+        assert torch.equal(program.module()(given), Module()(expected))
+        assert torch.equal(given, expected)
 
 
 def _turn_q(x: torch.Tensor) -> torch.Tensor:
@@ -308,8 +310,8 @@ def test_in_place_is_as_out_of_place(turn: Callable[..., tuple[torch.Tensor, ...
     torch.manual_seed(3)
     torch.compiler.reset()
     x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
-    wanted = _wanted_parts(x)
-    (gradient,) = torch.autograd.grad(sum(part.sin().sum() for part in wanted), x)
+    expected = _wanted_parts(x)
+    (gradient,) = torch.autograd.grad(sum(part.sin().sum() for part in expected), x)
 
     def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return turn(x * 1.0 if grad == "of a projection" else x)
@@ -317,13 +319,13 @@ def test_in_place_is_as_out_of_place(turn: Callable[..., tuple[torch.Tensor, ...
     before = x.detach().clone()
     with torch.set_grad_enabled(grad != "no_grad"):
         got = (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)(x)
-    for a, b in zip(got, wanted, strict=True):
+    for a, b in zip(got, expected, strict=True):
         assert_close("part", a, b, tiny=1e-6)
     if grad == "no_grad":
         assert not got[0].requires_grad
     else:
         assert_close("dx", torch.autograd.grad(sum(part.sin().sum() for part in got), x)[0], gradient, tiny=1e-6)
-    after = before if grad == "of a projection" else torch.stack(wanted, 2)
+    after = before if grad == "of a projection" else torch.stack(expected, 2)
     assert_close("x", x.detach(), after, tiny=1e-6)
 
 

@@ -71,7 +71,7 @@ def test_the_module_compiles_whole(scale_base: float | None, split: bool) -> Non
 
     x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
     results = [function(x) for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager"))]
-    for got, wanted in zip(*results, strict=True):
-        assert_close("turned", got, wanted, tiny=1e-6)
+    for got, expected in zip(*results, strict=True):
+        assert_close("turned", got, expected, tiny=1e-6)
     gradients = [torch.autograd.grad(sum(each.sin().sum() for each in result), x)[0] for result in results]
     assert_close("dx", *gradients, tiny=1e-6)

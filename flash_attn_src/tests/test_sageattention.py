@@ -53,8 +53,8 @@ def _wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -
     return attend(*turned, enable_gqa=True, **options).transpose(1, 2)
 
 
-def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got.float() - wanted).norm() / wanted.norm())
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected).norm() / expected.norm())
 
 
 def test_compiled_for_any_shape() -> None:
@@ -100,7 +100,7 @@ def test_calls(call: dict[str, Any], dtype: torch.dtype, dim: int, compiled: boo
             mask = torch.zeros(call["mask"], dtype=dtype).masked_fill(~mask, -torch.inf)
         given["attn_mask"] = mask
         options["attn_mask"] = mask if mask.dtype is torch.bool else mask.float()
-    wanted = _wanted(q, k, v, **options)
+    expected = _wanted(q, k, v, **options)
     turn = call["layout"] == "HND"
     inputs = [x.transpose(1, 2) if turn else x for x in (q, k, v)]
     for function in _functions(call["function"]):
@@ -116,7 +116,7 @@ def test_calls(call: dict[str, Any], dtype: torch.dtype, dim: int, compiled: boo
             assert (lse - scores.logsumexp(-1)).abs().max() < 0.1
         assert out.dtype is dtype
         assert out.is_contiguous()  # as thu-ml's
-        assert _error(out.transpose(1, 2) if turn else out, wanted) < 0.02
+        assert _error(out.transpose(1, 2) if turn else out, expected) < 0.02
 
 
 @pytest.mark.parametrize("call", CONTRACT["varlen"], ids=lambda call: call["caller"])
@@ -138,9 +138,9 @@ def test_packed_sequences(call: dict[str, Any], starts: torch.dtype, compiled: b
     assert out.shape == q.shape
     parts = zip(*(x.split(n) for x, n in ((out, rows), (q, rows), (k, keys), (v, keys))), strict=True)
     for got, *each in parts:
-        wanted = _wanted(*(x[None] for x in each), scale=call["arguments"].get("sm_scale"))[0]
-        if wanted.numel() and each[1].numel():
-            assert _error(got, wanted) < 0.03
+        expected = _wanted(*(x[None] for x in each), scale=call["arguments"].get("sm_scale"))[0]
+        if expected.numel() and each[1].numel():
+            assert _error(got, expected) < 0.03
         else:
             assert not got.any()
 

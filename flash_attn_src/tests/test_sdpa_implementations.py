@@ -82,13 +82,13 @@ def _compare(
     """Checks result and gradients of (batch, heads, seqlen, head_dim) tensors: at most twice the error of the
     definition in the tensors' own type."""
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, out.dtype)
-    found = (out, *torch.autograd.grad(out, leaves, dout))
+    result = (out, *torch.autograd.grad(out, leaves, dout))
     results = []
     for wide in (torch.float32, out.dtype):
         copies = [x.detach().to(wide).requires_grad_() for x in leaves]
         best = _exact(*copies, window=window, scale=scale, wide=wide)
         results.append((best, *torch.autograd.grad(best, copies, dout.to(wide))))
-    for name, value, exact, rough in zip(("out", "dq", "dk", "dv"), found, *results, strict=True):
+    for name, value, exact, rough in zip(("out", "dq", "dk", "dv"), result, *results, strict=True):
         assert_close(name, value, exact, rough=rough, tiny=2e-5)
 
 
@@ -186,7 +186,7 @@ def test_varlen_attn(window: tuple[int, int], scale: float | None) -> None:
     dout = torch.randn((40, 3, 32), generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.bfloat16)
     served = sdpa_report().served
     out = _varlen(*leaves, window=window, **({} if scale is None else {"scale": scale}))
-    found = (out, *torch.autograd.grad(out, leaves, dout))
+    result = (out, *torch.autograd.grad(out, leaves, dout))
     assert sdpa_report().served == served + 1
     results = []
     for wide in (torch.float32, torch.bfloat16):
@@ -194,7 +194,7 @@ def test_varlen_attn(window: tuple[int, int], scale: float | None) -> None:
         rows = zip(*(_each(x, LENGTHS[index > 0]) for index, x in enumerate(copies)), strict=True)
         best = torch.cat([_exact(*each, window=window, scale=scale, wide=wide).transpose(0, 1) for each in rows])
         results.append((best, *torch.autograd.grad(best, copies, dout.to(wide))))
-    for name, value, exact, rough in zip(("out", "dq", "dk", "dv"), found, *results, strict=True):
+    for name, value, exact, rough in zip(("out", "dq", "dk", "dv"), result, *results, strict=True):
         assert_close(name, value, exact, rough=rough, tiny=2e-5)
 
 
@@ -210,8 +210,8 @@ def test_varlen_attn_with_heads_that_share_keys_and_its_lse() -> None:
     for got, got_lse, (q, k, v) in zip(
         torch.split(out, LENGTHS[0]), torch.split(lse, LENGTHS[0], 1), rows, strict=True
     ):
-        wanted = _exact(q, k, v, window=(-1, -1), scale=None, wide=torch.float32).transpose(0, 1)
-        torch.testing.assert_close(got.float(), wanted, rtol=2e-3, atol=2e-3)
+        expected = _exact(q, k, v, window=(-1, -1), scale=None, wide=torch.float32).transpose(0, 1)
+        torch.testing.assert_close(got.float(), expected, rtol=2e-3, atol=2e-3)
         scores = q @ k.repeat_interleave(2, 0).mT * 32**-0.5
         torch.testing.assert_close(got_lse, scores.logsumexp(-1), rtol=1e-3, atol=1e-3)
 
@@ -238,8 +238,8 @@ def test_varlen_attn_over_pages(num_splits: int | None) -> None:
         torch.split(out, [1, 2]), torch.split(q, [1, 2]), table.tolist(), used, strict=True
     ):
         keys, values = (x[pages].flatten(0, 1)[:length].transpose(0, 1).float() for x in (k, v))
-        wanted = _exact(rows.transpose(0, 1).float(), keys, values, window=(-1, 0), scale=None, wide=torch.float32)
-        torch.testing.assert_close(got.float(), wanted.transpose(0, 1), rtol=2e-3, atol=2e-3)
+        expected = _exact(rows.transpose(0, 1).float(), keys, values, window=(-1, 0), scale=None, wide=torch.float32)
+        torch.testing.assert_close(got.float(), expected.transpose(0, 1), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.usefixtures("active")

@@ -157,8 +157,8 @@ def test_keys_that_are_computed_from_queries() -> None:
         return attention(x, k, k * x)
 
     got = _penalty(lambda x: function(flash_attn.flash_attn_func, x), (1, 16, 2, 16))
-    wanted = _penalty(lambda x: function(lambda *qkv: reference.attention(*qkv)[0], x), (1, 16, 2, 16))
-    assert_close("penalty", got, wanted, tiny=2e-5)
+    expected = _penalty(lambda x: function(lambda *qkv: reference.attention(*qkv)[0], x), (1, 16, 2, 16))
+    assert_close("penalty", got, expected, tiny=2e-5)
 
 
 @pytest.mark.parametrize("packed", [2, 3])
@@ -205,8 +205,8 @@ def test_norms(is_rms: bool, residual: torch.dtype | None) -> None:
         gradients = torch.autograd.grad(function(x).sin().sum(), leaves, create_graph=True)
         return [first, *torch.autograd.grad(sum(g.square().sum() for g in gradients), leaves)]
 
-    got, wanted = total(add_norm._AddNorm.apply), total(add_norm.reference)
-    for name, a, b in zip(("penalty", "x", "weight", "bias", "other"), got, wanted, strict=False):
+    got, expected = total(add_norm._AddNorm.apply), total(add_norm.reference)
+    for name, a, b in zip(("penalty", "x", "weight", "bias", "other"), got, expected, strict=False):
         assert_close(name, a, b, tiny=2e-5)
 
 
@@ -228,8 +228,8 @@ def test_cross_entropy(known: bool) -> None:
         return [_penalty(function, (4, 12)), *torch.autograd.grad(gradient.square().sum(), (x, factor))]
 
     got = total(cross_entropy._CrossEntropy.apply, False, None)
-    wanted = total(cross_entropy.reference)
-    for name, a, b in zip(("penalty", "x", "factor"), got, wanted, strict=True):
+    expected = total(cross_entropy.reference)
+    for name, a, b in zip(("penalty", "x", "factor"), got, expected, strict=True):
         assert b.isfinite().all()
         assert_close(name, a, b, tiny=1e-5)
 
@@ -255,8 +255,8 @@ def test_a_gradient_written_over_the_logits_allows_one_backward() -> None:
         x * 1.0, torch.arange(4, device=DEVICE), None, 0.0, 1.0, 0.0, -100, True, None
     )
     (first,) = torch.autograd.grad(losses.sum(), x, retain_graph=True)
-    wanted = logits.softmax(1) - torch.nn.functional.one_hot(torch.arange(4, device=DEVICE), 12)
-    assert_close("first", first, wanted, tiny=1e-6)
+    expected = logits.softmax(1) - torch.nn.functional.one_hot(torch.arange(4, device=DEVICE), 12)
+    assert_close("first", first, expected, tiny=1e-6)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         losses.sum().backward()
 
@@ -303,8 +303,8 @@ def test_the_autograd_classes_in_a_compiled_function(name: str, constant: bool) 
 
     torch.compiler.reset()
     compiled = torch.compile(CLASSES[name], backend="eager")
-    found, message = _outcome(lambda: penalty(compiled))
-    if found is None:
+    result, message = _outcome(lambda: penalty(compiled))
+    if result is None:
         assert "second derivative" in message or "_first_derivative_only" in message
     else:
-        assert_close(name, found, penalty(CLASSES[name]))
+        assert_close(name, result, penalty(CLASSES[name]))

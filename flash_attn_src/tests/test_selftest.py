@@ -61,18 +61,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedP
 
 
 def test_everything_is_right_on_a_cpu(run: tuple[subprocess.CompletedProcess[str], dict[str, Any], str]) -> None:
-    done, found, text = run
+    done, result, text = run
     assert done.returncode == 0, done.stdout + done.stderr
     assert "everything is right" in done.stdout
-    assert found["ok"] is True
-    assert [line["check"] for line in found["checks"]] == [
+    assert result["ok"] is True
+    assert [line["check"] for line in result["checks"]] == [
         case.name for case in cases.cases(cases.CPU_REPEATS) if case.on_cpu
     ]
-    assert all(line["ok"] for line in found["checks"])
-    assert [line["shape"] for line in found["speed"]] == [shape.name for shape in cases.CPU_SPEEDS]
-    assert all(line["forward_ms"] > 0 and line["backward_ms"] > 0 for line in found["speed"])
-    assert found["machine"]["torch"] == torch.__version__
-    assert found["machine"]["variables"] == {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
+    assert all(line["ok"] for line in result["checks"])
+    assert [line["shape"] for line in result["speed"]] == [shape.name for shape in cases.CPU_SPEEDS]
+    assert all(line["forward_ms"] > 0 and line["backward_ms"] > 0 for line in result["speed"])
+    assert result["machine"]["torch"] == torch.__version__
+    assert result["machine"]["variables"] == {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
     assert len(text) < 60_000 / 2  # a full report has 2.3 times as many lines, and an issue takes 65536 characters
     assert "sent" not in done.stdout
     assert "paste" not in done.stdout  # a run on a CPU proves nothing that others need
@@ -292,9 +292,9 @@ def test_the_table_says_what_failed() -> None:
     slow = {"shape": cases.SPEEDS[0].name, "failure": "OutOfMemoryError: no"}
     fast = {"shape": cases.SPEEDS[1].name, "forward_ms": 1.0, "backward_ms": 4.0, "sdpa": "no kernel"}
     fast |= {"sdpa_forward_ms": None, "sdpa_backward_ms": None}
-    found = a_report([good, bad], [slow, fast], damaged=["flash_attn/api.py"])
-    assert found["ok"] is False
-    page = report.table(found)
+    result = a_report([good, bad], [slow, fast], damaged=["flash_attn/api.py"])
+    assert result["ok"] is False
+    page = report.table(result)
     for words in (
         "2.8.3+rocm",
         "1 of 2",
@@ -396,7 +396,7 @@ def test_an_emulated_gpu_is_named_and_not_timed(tmp_path: Path, monkeypatch: pyt
         " print(json.dumps([machine.facts(None).get('emulator'), len(shapes)]))"
     )
     variables = {**os.environ, "PYTHONPATH": str(_SOURCE), "LD_LIBRARY_PATH": str(compiled.parent)}
-    found = {}
+    result = {}
     for preloaded in ("", str(copied)):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -406,8 +406,8 @@ def test_an_emulated_gpu_is_named_and_not_timed(tmp_path: Path, monkeypatch: pyt
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        found[bool(preloaded)] = json.loads(done.stdout)
-    assert found == {False: [None, len(cases.SPEEDS)], True: ["rocjitsu", 0]}
+        result[bool(preloaded)] = json.loads(done.stdout)
+    assert result == {False: [None, len(cases.SPEEDS)], True: ["rocjitsu", 0]}
     monkeypatch.setattr(type(command.PLATFORM), "emulator", lambda _: "rocjitsu")
     given: list[Any] = []
     monkeypatch.setattr(command, "steps", lambda on_cpu, repeats: given.append((on_cpu, repeats)) or [])
@@ -457,10 +457,10 @@ def test_an_installed_wheel_is_compared_with_its_record(tmp_path: Path, monkeypa
     monkeypatch.setattr(wheel.build_info, "load", lambda: build)
     assert wheel.facts()["contents"] == ""  # another flash_attn than this one is installed
     monkeypatch.setattr(wheel, "_is_imported", lambda _: True)
-    found = wheel.facts()
-    assert found["contents"] == wheel.contents(record)
-    assert found["sha256"] == "f00"
-    assert found["damaged"] == ["flash_attn/gone.py"]
+    result = wheel.facts()
+    assert result["contents"] == wheel.contents(record)
+    assert result["sha256"] == "f00"
+    assert result["damaged"] == ["flash_attn/gone.py"]
     (tmp_path / "flash_attn" / "api.py").write_text("wrong")
     assert wheel.facts()["damaged"] == ["flash_attn/api.py", "flash_attn/gone.py"]
 

@@ -62,10 +62,10 @@ def test_varlen_equals_separate_calls(lengths_q: list[int], lengths_k: list[int]
         )
         outs.append(o[0])
         lses.append(stat[0])
-    wanted = torch.autograd.grad(torch.cat(outs), doubles, dout.double())
+    expected = torch.autograd.grad(torch.cat(outs), doubles, dout.double())
     assert_close("out", out, torch.cat(outs))
     assert_close("lse", lse, torch.cat(lses, 1))
-    for name, value, best in zip(("dq", "dk", "dv"), got, wanted, strict=True):
+    for name, value, best in zip(("dq", "dk", "dv"), got, expected, strict=True):
         assert_close(name, value, best)
 
 
@@ -99,8 +99,8 @@ def test_paged() -> None:
     pages_k, table = _pages(k.detach(), [9, 200, 33], 32)
     pages_v, _ = _pages(v.detach(), [9, 200, 33], 32)
     out = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, *lengths, causal=True, block_table=table)
-    wanted = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, causal=True)
-    assert_close("out", out, wanted)
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, causal=True)
+    assert_close("out", out, expected)
     with pytest.raises(RuntimeError, match="block_table"):
         out.sum().backward()
 
@@ -114,10 +114,10 @@ def test_seqused_and_leftpad() -> None:
         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest_q,
         max_seqlen_k=longest_k, seqused_k=used, leftpad_k=pads,
     ))  # fmt: skip
-    wanted, wanted_lse = reference.attention(
+    expected, wanted_lse = reference.attention(
         q[None, :5], k[None, 11:70], v[None, 11:70], softmax_scale=0.25, causal=True
     )
-    assert_close("out", out[:5], wanted[0])
+    assert_close("out", out[:5], expected[0])
     assert_close("lse", lse[:, :5], wanted_lse[0])
     assert not bool(out[5:].any())
     dense = torch.stack([q[:5], q[5:10]])
@@ -125,7 +125,7 @@ def test_seqused_and_leftpad() -> None:
     out, lse, _, _ = backend.forward(
         attention_call(dense, *caches, softmax_scale=0.25, causal=True, seqused_k=used, leftpad_k=pads)
     )
-    assert_close("out", out[0], wanted[0])
+    assert_close("out", out[0], expected[0])
     assert_close("lse", lse[0], wanted_lse[0])
     assert bool((lse[1] == torch.inf).all())
 
@@ -144,9 +144,9 @@ def test_seqused_gives_the_lengths_of_sequences_with_gaps() -> None:
     )[0]
     for index, (start, length) in enumerate(((0, 5), (32, 7))):
         keys = slice(start, start + length)
-        wanted, _ = reference.attention(q[None, index : index + 1], k[None, keys], v[None, keys], softmax_scale=0.25)
-        assert_close("out", out[index : index + 1], wanted[0])
-        assert_close("paged", paged[index : index + 1], wanted[0])
+        expected, _ = reference.attention(q[None, index : index + 1], k[None, keys], v[None, keys], softmax_scale=0.25)
+        assert_close("out", out[index : index + 1], expected[0])
+        assert_close("paged", paged[index : index + 1], expected[0])
     with pytest.raises(ValueError, match="seqused_k: got 33 at index 1, wanted 0 to 32"):
         flash_attn.flash_attn_interface._flash_attn_varlen_forward(
             q, k, v, cu_seqlens_q, room, 1, 33, 0.0, 0.25, True, seqused_k=used + torch.tensor([0, 26]).int()
@@ -163,8 +163,8 @@ def test_sequences_with_used_lengths_start_in_any_order() -> None:
     out = forward(q, k, v, *arguments, seqused_k=torch.tensor(used, dtype=torch.int32))[0]
     for rows, start, length in zip((slice(0, 2), slice(2, 3), slice(3, 6)), starts, used, strict=False):
         keys = slice(start, start + length)
-        wanted, _ = reference.attention(q[None, rows], k[None, keys], v[None, keys], softmax_scale=0.25)
-        assert_close("out", out[rows], wanted[0])
+        expected, _ = reference.attention(q[None, rows], k[None, keys], v[None, keys], softmax_scale=0.25)
+        assert_close("out", out[rows], expected[0])
     with pytest.raises(ValueError, match="seqused_k: got 25 at index 0, wanted 0 to 24"):
         forward(q, k, v, *arguments, seqused_k=torch.tensor([25, 6, 9], dtype=torch.int32))
 

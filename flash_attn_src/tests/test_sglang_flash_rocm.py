@@ -144,19 +144,19 @@ class Run:
         return server.backend.forward(self.q, k, v, layer, batch, **named)
 
     def wanted(self, fp8: bool = False, **options: Any) -> torch.Tensor:
-        found, first = [], 0
+        result, first = [], 0
         for k, v, (queries, _) in zip(self.k, self.v, self.lengths, strict=True):
             k, v = k.float(), v.float()
             if fp8:
                 k, v = (x.div(scale).to(FP8).float() * scale for x, scale in ((k, 0.25), (v, 0.5)))
             q = self.q[None, first : first + queries].unflatten(-1, (HEADS, DIM))
-            found.append(attention(q, k[None], v[None], causal=True, softmax_scale=SCALE, **options)[0][0])
+            result.append(attention(q, k[None], v[None], causal=True, softmax_scale=SCALE, **options)[0][0])
             first += queries
-        return torch.cat(found).flatten(1)
+        return torch.cat(result).flatten(1)
 
 
-def _close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2)
+def _close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got.float(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -179,10 +179,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("batch", ["mixed", "decode"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, batch: str, fp8: bool) -> None:
-    of_layer, given, wanted = OPTIONS[name]
+    of_layer, given, expected = OPTIONS[name]
     run = Run(BATCHES[batch])
     server = Server(cache=FP8 if fp8 else torch.bfloat16)
-    _close(run.run(server, _layer(scales=fp8, **of_layer), **given), run.wanted(fp8=fp8, **wanted))
+    _close(run.run(server, _layer(scales=fp8, **of_layer), **given), run.wanted(fp8=fp8, **expected))
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -211,12 +211,12 @@ def test_a_pool_with_a_part_for_windows(layer_id: int, name: str, page: int) -> 
 
 def test_keys_that_are_in_the_pool_are_not_written() -> None:
     run, server = Run(BATCHES["decode"]), Server()
-    wanted = run.run(server, _layer())
+    expected = run.run(server, _layer())
     before = [x.clone() for x in server.pool.get_kv_buffer(0)]
     batch = server.step(run.lengths, run.rows)
     k, v = (torch.full_like(x, torch.nan) for x in run.new())
-    assert torch.equal(server.backend.forward(run.q, k, v, _layer(), batch, save_kv_cache=False), wanted)
-    assert torch.equal(server.backend.forward(run.q, None, None, _layer(), batch), wanted)
+    assert torch.equal(server.backend.forward(run.q, k, v, _layer(), batch, save_kv_cache=False), expected)
+    assert torch.equal(server.backend.forward(run.q, None, None, _layer(), batch), expected)
     assert all(torch.equal(x, y) for x, y in zip(before, server.pool.get_kv_buffer(0), strict=True))
 
 
@@ -364,8 +364,8 @@ def test_the_wheel_has_the_entry_point(tmp_path: Path) -> None:
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index",
          f"--target={tmp_path}", str(folder)], check=True, capture_output=True,
     )  # fmt: skip
-    (found,) = importlib.metadata.distributions(name="sglang-flash-rocm", path=[str(tmp_path)])
-    (entry,) = found.entry_points.select(group="sglang.srt.plugins")
+    (result,) = importlib.metadata.distributions(name="sglang-flash-rocm", path=[str(tmp_path)])
+    (entry,) = result.entry_points.select(group="sglang.srt.plugins")
     assert (entry.name, entry.value) == ("flash_rocm", "sglang_flash_rocm:register")
     assert entry.load() is sglang_flash_rocm.register
     assert {path.name for path in folder.glob("*.py")} == {

@@ -44,9 +44,9 @@ def test_right_or_nan(
     k, v = (_draw(3 + sum(lengths_k) + 9, 1, seed=seed) for seed in (2, 3))
     cu = _offsets(lengths_q, 3), _offsets(lengths_k, 3)
     options = Options(window=window)
-    wanted = run(q, k, v, dout, options, None, Lengths(*cu, 60, 60))
+    expected = run(q, k, v, dout, options, None, Lengths(*cu, 60, 60))
     got = run(q, k, v, dout, options, None, Lengths(*cu, *short))
-    for name, a, b in zip(NAMES, got, wanted, strict=True):
+    for name, a, b in zip(NAMES, got, expected, strict=True):
         lengths = lengths_k if name in ("dk", "dv") else lengths_q
         a, b = (x.T if name == "lse" else x for x in (a, b))
         lost = a.isnan()
@@ -66,10 +66,10 @@ def test_public_function_on_a_gpu(window: tuple[int, int]) -> None:
     lengths = [700, 30, 200]
     q, k, v = (_draw(sum(lengths), 2, 64, seed).half() for seed in range(3))
     cu = _offsets(lengths)
-    wanted = flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, 700, 700, causal=True, window_size=window)
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, 700, 700, causal=True, window_size=window)
     for longest in ((700, 30), (30, 700), (30, 30)):
         got = flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, *longest, causal=True, window_size=window)
-        assert_close("out", torch.where(got.isnan(), wanted, got), wanted, tiny=2e-3)
+        assert_close("out", torch.where(got.isnan(), expected, got), expected, tiny=2e-3)
         assert longest[0] < 700 or not got.isnan().any()
 
 
@@ -100,9 +100,9 @@ def test_a_cache(splits: int, turned: bool) -> None:
     angles = torch.rand(400, 8, device=DEVICE)
     new = [_draw(3 * 2, 2, seed=seed).view(3, 2, 2, 16) for seed in (4, 5)]
     more = {"k": new[0], "v": new[1], "rotary_cos": angles.cos(), "rotary_sin": angles.sin()} if turned else {}
-    wanted, wanted_lse = _cache_call(23, splits, **more)
+    expected, wanted_lse = _cache_call(23, splits, **more)
     got, lse = _cache_call(2, splits, **more)
-    for name, a, b in (("out", got, wanted), ("lse", lse.T, wanted_lse.T)):
+    for name, a, b in (("out", got, expected), ("lse", lse.T, wanted_lse.T)):
         assert_close(name, torch.where(a.isnan(), b, a), b, tiny=1e-5)
         assert not a[9:11].isnan().any()
         assert a[-1].isnan().all()
@@ -113,11 +113,11 @@ def test_rotary() -> None:
     x, lengths = _draw(400, 2), [300, 4, 90]
     angles = torch.rand(300, 8, device=DEVICE)
     arguments = (angles.cos(), angles.sin(), 0, None, _offsets(lengths))
-    wanted, got = torch.empty_like(x), torch.empty_like(x)
-    rotary.launch(x, wanted.copy_(x), *arguments, 300, False, False)
+    expected, got = torch.empty_like(x), torch.empty_like(x)
+    rotary.launch(x, expected.copy_(x), *arguments, 300, False, False)
     rotary.launch(x, got.copy_(x), *arguments, 4, False, False)
-    assert not torch.equal(wanted, x)
-    assert torch.equal(got, wanted)
+    assert not torch.equal(expected, x)
+    assert torch.equal(got, expected)
 
 
 def test_fp8() -> None:

@@ -106,9 +106,9 @@ def test_autograd_functions_take_upstream_order() -> None:
         words = name.removeprefix("flash_attn_").removesuffix("func").strip("_").split("_")
         spelled = {"qkvpacked": "QKVPacked", "kvpacked": "KVPacked", "varlen": "Varlen", "": ""}
         cls = getattr(interface, f"FlashAttn{''.join(spelled[word] for word in words)}Func")
-        wanted = [part.split("=")[0] for part in function.replace("(-1, -1)", "w").split(", ")]
-        wanted[wanted.index("return_attn_probs")] = "return_softmax"
-        assert (*wanted, "is_grad_enabled") == cls.PARAMETERS
+        expected = [part.split("=")[0] for part in function.replace("(-1, -1)", "w").split(", ")]
+        expected[expected.index("return_attn_probs")] = "return_softmax"
+        assert (*expected, "is_grad_enabled") == cls.PARAMETERS
         for count in (2, len(cls.PARAMETERS) - 2):
             with pytest.raises(TypeError, match=f"apply: got {count} arguments, wanted q"):
                 cls.apply(*range(count))

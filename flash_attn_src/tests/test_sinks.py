@@ -98,10 +98,10 @@ def test_sinks_at_both_ends(backend: Any) -> None:
     with backends.using(backend):
         none = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
         low = torch.full((4,), -torch.inf, device=DEVICE)
-        for got, wanted in zip(
+        for got, expected in zip(
             flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True, s_aux=low), none, strict=True
         ):
-            assert_close("no sink", got, wanted, tiny=1e-6)
+            assert_close("no sink", got, expected, tiny=1e-6)
         high = torch.full((4,), 3e4, device=DEVICE)
         out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, s_aux=high)
     assert not out.any()
@@ -131,11 +131,11 @@ def test_packed_functions_agree() -> None:
             fa3.flash_attn_varlen_func(q, k, v, cu, cu, 12, 12, s_aux=sinks),
         ),
     ):
-        wanted = torch.autograd.grad(one.sum(), (qkv, sinks), retain_graph=True)
+        expected = torch.autograd.grad(one.sum(), (qkv, sinks), retain_graph=True)
         for other in others:
             assert_close("out", other, one.detach(), tiny=1e-6)
             for got, best in zip(
-                torch.autograd.grad(other.sum(), (qkv, sinks), retain_graph=True), wanted, strict=True
+                torch.autograd.grad(other.sum(), (qkv, sinks), retain_graph=True), expected, strict=True
             ):
                 assert_close("gradient", got, best, tiny=1e-5)
 
@@ -180,8 +180,10 @@ def test_dropout_comes_after_the_sink() -> None:
     best, _ = reference.attention(q, k, v, s_aux=sinks, dropout_p=0.4, kept=kept, dtype=torch.float64)
     assert_close("out", out, best)
     leaves = (q, sinks)
-    wanted = torch.autograd.grad(best.square().sum(), leaves)
-    for name, got, exact in zip(("dq", "dsinks"), torch.autograd.grad(out.square().sum(), leaves), wanted, strict=True):
+    expected = torch.autograd.grad(best.square().sum(), leaves)
+    for name, got, exact in zip(
+        ("dq", "dsinks"), torch.autograd.grad(out.square().sum(), leaves), expected, strict=True
+    ):
         assert_close(name, got, exact, tiny=2e-5)
 
 
@@ -229,9 +231,9 @@ def test_a_cache(name: str) -> None:
 
 def test_the_public_function_of_a_cache() -> None:
     q, k, v, sinks = (x.detach() for x in _draw())
-    wanted, _ = reference.attention(q, k, v, s_aux=sinks, causal=True)
+    expected, _ = reference.attention(q, k, v, s_aux=sinks, causal=True)
     for call in (flash_attn.flash_attn_with_kvcache, fa3.flash_attn_with_kvcache):
-        assert_close("out", call(q, k, v, cache_seqlens=29, causal=True, s_aux=sinks), wanted)
+        assert_close("out", call(q, k, v, cache_seqlens=29, causal=True, s_aux=sinks), expected)
 
 
 def test_fa3() -> None:
@@ -242,12 +244,12 @@ def test_fa3() -> None:
         out, lse = fa3.flash_attn_func(q, k, v, return_attn_probs=True, s_aux=sinks, **options)
         assert_close("out", out, best.detach())
         assert_close("lse", lse, best_lse.detach())
-        for got, wanted in zip(
+        for got, expected in zip(
             torch.autograd.grad(out.square().sum(), leaves),
             torch.autograd.grad(best.square().sum(), leaves),
             strict=True,
         ):
-            assert_close("gradient", got, wanted, tiny=2e-5)
+            assert_close("gradient", got, expected, tiny=2e-5)
     with torch.no_grad():
         best, _ = reference.attention(q, k, v, s_aux=sinks)
         assert_close("splits", fa3.flash_attn_func(q, k, v, num_splits=2, s_aux=sinks), best)
@@ -286,8 +288,8 @@ def test_compile(deterministic: bool) -> None:
     for function in (block, in_one_graph(block)):
         out = function(*leaves)
         results.append((out, *torch.autograd.grad(out.sum(), leaves)))
-    for got, wanted in zip(*reversed(results), strict=True):
-        assert_close("compiled", got, wanted.detach(), tiny=1e-6)
+    for got, expected in zip(*reversed(results), strict=True):
+        assert_close("compiled", got, expected.detach(), tiny=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -319,10 +321,10 @@ def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:
     out, lse, _ = op(*op_arguments(op, q=q, k=k, v=v, softmax_scale=0.25, s_aux=sinks))
     best, best_lse = reference.attention(q, k, v, s_aux=sinks, softmax_scale=0.25)
     for both_of in ((lse, best_lse), (lse + out.sum(), best_lse + best.sum())):
-        got, wanted = (
+        got, expected = (
             torch.autograd.grad(x.square().sum(), leaves, retain_graph=True, allow_unused=True) for x in both_of
         )
-        for name, one, exact in zip(("dq", "dk", "dv", "dsinks"), got, wanted, strict=True):
+        for name, one, exact in zip(("dq", "dk", "dv", "dsinks"), got, expected, strict=True):
             if exact is not None:
                 assert_close(name, one, exact, tiny=5e-5)
 

@@ -100,8 +100,8 @@ def test_equals_dense_attention_with_the_mask(backend: str, case: str) -> None: 
     options = {"causal": given["causal"], "window_size": given["window"]}
     got = results(lambda *x: flash_attn_block_sparse_func(*x, mask, **options), q, k, v)
     same = results(lambda *x: _dense(*x, visible), q, k, v)
-    wanted = results(lambda *x: _dense(*x, visible), *(x.detach().float().requires_grad_() for x in (q, k, v)))
-    for name, ours, reference, lowered in zip(("out", "dq", "dk", "dv"), got, wanted, same, strict=True):
+    expected = results(lambda *x: _dense(*x, visible), *(x.detach().float().requires_grad_() for x in (q, k, v)))
+    for name, ours, reference, lowered in zip(("out", "dq", "dk", "dv"), got, expected, same, strict=True):
         assert_close(name, ours, reference, rough=lowered)
 
 
@@ -110,8 +110,8 @@ def test_the_logsumexp(backend: str) -> None:  # noqa: ARG001
     mask = _mask(1, 2, (130, 200), (64, 64), 0.4)
     _, lse = flash_attn_block_sparse_func(q, k, v, mask, return_lse=True)
     scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) / 8.0
-    wanted = scores.masked_fill(~mask.tokens(130, 200), -torch.inf).logsumexp(-1)
-    torch.testing.assert_close(lse, torch.where(wanted == -torch.inf, torch.inf, wanted), rtol=0, atol=2e-3)
+    expected = scores.masked_fill(~mask.tokens(130, 200), -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(lse, torch.where(expected == -torch.inf, torch.inf, expected), rtol=0, atol=2e-3)
 
 
 def _listed(tiles: list[int], full: int, every: int) -> list[int]:
@@ -161,11 +161,11 @@ def test_bytes_of_lists(target: str | None, has_full: bool, fresh_kernels: None)
 
     pairs = [(draw(0, width + 3, 1, 2, 5), draw(-2, 75, 1, 2, 5, width)) for width in (21, 9)]
     partial, full = (seen_in_lists(*pair, 70)[:, :, :4] for pair in pairs)
-    wanted = torch.where(full & has_full, 2, partial.byte())
+    expected = torch.where(full & has_full, 2, partial.byte())
     given = [tuple(x.to(DEVICE) for x in pair) for pair in pairs]
     with gpu.pretend(target) if target else contextlib.nullcontext():
         seen = lists.mark_blocks(given[0], given[1] if has_full else None, 4, 70)
-    assert torch.equal(seen.cpu(), wanted)
+    assert torch.equal(seen.cpu(), expected)
 
 
 def _write(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -211,14 +211,14 @@ def test_lists_on_an_amd_gpu(target: str, by_keys: bool) -> None:
         .view(1, 1, sq, 2, 2).int(),
         torch.arange(sq)[None].int() // 120, torch.arange(sk)[None].int() // 180,
     )  # fmt: skip
-    wanted = lists.lists_of(call, 64, 64, by_keys=by_keys)[0]
+    expected = lists.lists_of(call, 64, 64, by_keys=by_keys)[0]
     with gpu.pretend(target) as launched:
         tensors = lists.lists_of(call, 64, 64, by_keys=by_keys)[0]
     assert launched == ["sparse-lists-fp16-d64"]
-    assert torch.equal(tensors["tile_counts"], wanted["tile_counts"])
-    assert wanted["tile_counts"][..., 0].any()
+    assert torch.equal(tensors["tile_counts"], expected["tile_counts"])
+    assert expected["tile_counts"][..., 0].any()
     for got, same, counts in zip(
-        *(x[0].flatten(0, 1).tolist() for x in (tensors["tiles"], wanted["tiles"], wanted["tile_counts"])),
+        *(x[0].flatten(0, 1).tolist() for x in (tensors["tiles"], expected["tiles"], expected["tile_counts"])),
         strict=True,
     ):
         assert _listed(got, *counts) == _listed(same, *counts)
@@ -323,11 +323,11 @@ def test_radial_masks_show_each_block_with_a_visible_pair(decay: float) -> None:
     near = (place[:, None] % tokens - place % tokens).abs()
     pairs = torch.where(width >= 1, near < width, (near == 0) & (apart % torch.ceil(1 / width).long() == 0))
     pairs |= place < tokens
-    wanted = BlockMask(torch.ones(1, 1, 5, 5, dtype=torch.bool), (64, 64)).seen[0, 0].clone()
+    expected = BlockMask(torch.ones(1, 1, 5, 5, dtype=torch.bool), (64, 64)).seen[0, 0].clone()
     for m in range(5):
         for n in range(5):
-            wanted[m, n] = pairs[m * block : (m + 1) * block, n * block : (n + 1) * block].any()
-    assert torch.equal(seen, wanted)
+            expected[m, n] = pairs[m * block : (m + 1) * block, n * block : (n + 1) * block].any()
+    assert torch.equal(seen, expected)
 
 
 def test_negative_distances_are_no_lines() -> None:
@@ -340,7 +340,7 @@ def test_negative_distances_are_no_lines() -> None:
 
 def test_bands_and_lines() -> None:
     place = torch.arange(300)
-    wanted = ((place[:, None] - place).abs() < 10) | ((place - place[:, None] - 150).abs() < 10)
+    expected = ((place[:, None] - place).abs() < 10) | ((place - place[:, None] - 150).abs() < 10)
     seen = patterns.bands(300, 300, (0, 150), 10, block_size=(64, 64)).seen[0, 0]
     lines = patterns.vertical_slash(300, torch.tensor([[[5, 170]]]), torch.tensor([[[0, 100]]])).seen[0, 0]
     distance = place[:, None] - place
@@ -349,7 +349,7 @@ def test_bands_and_lines() -> None:
     for m in range(5):
         for n in range(5):
             here = (slice(64 * m, 64 * m + 64), slice(64 * n, 64 * n + 64))
-            assert bool(seen[m, n]) == bool(wanted[here].any())
+            assert bool(seen[m, n]) == bool(expected[here].any())
             assert bool(lines[m, n]) == bool(shown[here].any())
 
 

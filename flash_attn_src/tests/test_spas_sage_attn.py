@@ -32,14 +32,14 @@ GIVEN = spas_sage_attn.block_sparse_sage2_attn_cuda
 
 def _draw(rows: int, keys: int, heads_k: int = 2, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, ...]:
     """q, k, v (2, seqlen, heads, 64) whose rows resemble their neighbours in some blocks more than in others."""
-    found = []
+    result = []
     for seed, length, heads in ((0, rows, 2), (1, keys, heads_k), (2, keys, heads_k)):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(2, length // 64 + 1, 1, heads, 64, generator=generator)
         noise = torch.rand(2, length // 64 + 1, 1, heads, 1, generator=generator) * 4.0
         x = x + noise * torch.randn(2, length // 64 + 1, 64, heads, 64, generator=generator)
-        found.append(x.flatten(1, 2)[:, :length].to(dtype))
-    return tuple(found)
+        result.append(x.flatten(1, 2)[:, :length].to(dtype))
+    return tuple(result)
 
 
 def _similarity(rows: torch.Tensor) -> float:
@@ -110,25 +110,26 @@ def test_the_choice_and_attention_over_it(case: str, layout: str) -> None:
     options = {"threshold": -0.1, "cdf": None, "topk": None, "causal": False, "smooth_k": True, "sink": False}
     options |= {"rows": 450, "keys": 450, "heads_k": 2} | CHOICES[case]
     q, k, v = _draw(options.pop("rows"), options.pop("keys"), options.pop("heads_k"))
-    wanted = _plain(q, k, **options)
-    assert not wanted.all() or case == "nothing is similar"
+    expected = _plain(q, k, **options)
+    assert not expected.all() or case == "nothing is similar"
     names = {"threshold": "simthreshd1", "cdf": "cdfthreshd", "causal": "is_causal", "sink": "attention_sink"}
     given = {names.get(name, name): value for name, value in options.items()}
     mask = choose_blocks(q, k, **{name.removeprefix("is_"): value for name, value in given.items()})
     assert mask.block_size == (128, 64)
-    assert torch.equal(mask.seen, wanted)
+    assert torch.equal(mask.seen, expected)
 
     turn = layout == "HND"
     inputs = [x.transpose(1, 2) if turn else x for x in (q, k, v)]
     out, sparsity = TOPK(*inputs, **given, tensor_layout=layout, return_sparsity=True)
     assert out.is_contiguous()
     out = out.transpose(1, 2) if turn else out
-    exact = _dense(q.float(), k.float(), v.float(), wanted, options["causal"])
-    assert_close("out", out, exact, rough=_dense(q, k, v, wanted, options["causal"]), dtype=torch.float16)
+    exact = _dense(q.float(), k.float(), v.float(), expected, options["causal"])
+    assert_close("out", out, exact, rough=_dense(q, k, v, expected, options["causal"]), dtype=torch.float16)
     blocks = sum(
-        min(2 * (i + 1), wanted.shape[3]) if options["causal"] else wanted.shape[3] for i in range(len(wanted[0, 0]))
+        min(2 * (i + 1), expected.shape[3]) if options["causal"] else expected.shape[3]
+        for i in range(len(expected[0, 0]))
     )
-    assert sparsity == pytest.approx(1 - int(wanted.sum()) / (4 * blocks), abs=1e-6)
+    assert sparsity == pytest.approx(1 - int(expected.sum()) / (4 * blocks), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", list(CONTRACT["signatures"]))
@@ -174,10 +175,10 @@ def test_gradients() -> None:
     out = TOPK(q, k, v, None, 0.0, True, simthreshd1=0.1, topk=0.4, tensor_layout="NHD")
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4)).half()
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    wanted = torch.autograd.grad(_dense(*exact, blocks, True), exact, dout.float())
+    expected = torch.autograd.grad(_dense(*exact, blocks, True), exact, dout.float())
     rough = torch.autograd.grad(_dense(q, k, v, blocks, True), (q, k, v), dout)
     for name, *results in zip(
-        ("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout), wanted, rough, strict=True
+        ("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout), expected, rough, strict=True
     ):
         assert_close(name, *results[:2], rough=results[2])
 
@@ -273,11 +274,11 @@ def test_a_module_with_thresholds_for_each_head() -> None:
     assert len(extract_sparse_attention_state_dict(model)) == len(state)
     q, k, v = (x.transpose(1, 2) for x in _draw(400, 400))
     got, sparsity = model["attention"](q, k, v, return_sparsity=True)
-    wanted, wanted_sparsity = spas_sage_attn.spas_sage2_attn_meansim_cuda(
+    expected, wanted_sparsity = spas_sage_attn.spas_sage2_attn_meansim_cuda(
         q, k, v, cdfthreshd=state["attention.cdfthreshd"], simthreshd1=state["attention.simthreshd1"],
         attention_sink=True, return_sparsity=True,
     )  # fmt: skip
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, expected)
     assert sparsity == wanted_sparsity > 0.0
 
 

@@ -45,12 +45,12 @@ def _both(
         mock.patch.object(split_kv, "are_faster", return_value=True),
         mock.patch.object(triton_attention, "attend_split", wraps=triton_attention.attend_split) as attend,
     ):
-        found = backend.forward(call)
+        result = backend.forward(call)
     assert attend.call_count == 1
-    wanted = oracle.forward(call)
-    for name, one, other in zip(("out", "lse"), found, wanted, strict=False):
+    expected = oracle.forward(call)
+    for name, one, other in zip(("out", "lse"), result, expected, strict=False):
         assert_close(name, one, other, tiny=2e-5)
-    return found.out, found.softmax_lse
+    return result.out, result.softmax_lse
 
 
 def _lengths(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, longest_q: int, longest_k: int) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def test_the_backward_follows_a_split_forward(packed: bool) -> None:
         call = attention_call(*tensors, softmax_scale=24**-0.5, causal=True, **lengths)
         one.backward(GradientCall(call, dout, out, lse, *gradients))
         results.append(gradients)
-    for name, found, wanted in zip(("dq", "dk", "dv"), *results, strict=True):
-        assert_close(name, found, wanted, tiny=2e-5)
+    for name, result, expected in zip(("dq", "dk", "dv"), *results, strict=True):
+        assert_close(name, result, expected, tiny=2e-5)
 
 
 def test_more_rows_than_a_tile_of_the_decoding() -> None:

@@ -49,9 +49,9 @@ def _changed(call: Call, strides: tuple[int, ...] = STRIDES) -> Iterator[tuple[s
 
 
 def _check(name: str, call: Call, strides: tuple[int, ...] = STRIDES) -> None:
-    wanted = call.fresh().run()
+    expected = call.fresh().run()
     for argument, stride, changed in _changed(call, strides):
-        for got, best in zip(changed.run(), wanted, strict=True):
+        for got, best in zip(changed.run(), expected, strict=True):
             assert_close(f"{name}, {argument} of stride {stride}", got, best)
 
 
@@ -71,11 +71,11 @@ def test_by_pytorch(axis: str) -> None:
 )  # fmt: skip
 def test_by_kernels(name: str, axis: str) -> None:
     sizes = {**ONE["everything"], **ONE[axis]} if axis == "head_dim" else ONE[axis]
-    found = calls(**sizes)
-    if name not in found:
+    result = calls(**sizes)
+    if name not in result:
         pytest.skip("the extension takes multiples of 8")
     with backends.using(triton):
-        _check(name, found[name], (FEWER,))
+        _check(name, result[name], (FEWER,))
 
 
 @pytest.mark.parametrize("backend", [oracle, triton], ids=["torch", "triton"])
@@ -95,9 +95,9 @@ def test_gradients(axis: str, backend: Any) -> None:
                 out = out[0] if isinstance(out, tuple) else out
                 return torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))
 
-            wanted = gradients(call.fresh())
+            expected = gradients(call.fresh())
             for argument, stride, changed in _changed(call, (FEWER,)):
-                for got, best in zip(gradients(changed), wanted, strict=True):
+                for got, best in zip(gradients(changed), expected, strict=True):
                     assert_close(f"{name}, {argument} of stride {stride}", got, best)
 
 

@@ -105,14 +105,14 @@ def _functions(path: Path) -> Iterator[tuple[str, int]]:
 
 def test_private_functions_have_few_parameters() -> None:
     """The exceptions are LONG_SIGNATURES and Triton's kernels, which cannot take structures."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for path in MODULES:
         name = path.relative_to(PACKAGE).as_posix()
         if not name.startswith("kernels/"):
             for function, count in _functions(path):
                 if count > MOST_PARAMETERS:
-                    found.setdefault(name, set()).add(function)
-    assert found == LONG_SIGNATURES
+                    result.setdefault(name, set()).add(function)
+    assert result == LONG_SIGNATURES
 
 
 # Modules that Windows lacks: only functions may import them, which run where the system has them.
@@ -120,7 +120,7 @@ POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios",
 
 
 def test_no_module_imports_posix_only_modules() -> None:
-    found = {}
+    result = {}
     for path in MODULES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         inside = {id(each) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for each in ast.walk(node)}
@@ -128,19 +128,19 @@ def test_no_module_imports_posix_only_modules() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if id(node) not in inside and (lacking := POSIX.intersection(names)):
-                found[str(path.relative_to(PACKAGE))] = lacking
-    assert not found
+                result[str(path.relative_to(PACKAGE))] = lacking
+    assert not result
 
 
 def test_one_module_asks_which_system_it_runs_on() -> None:
     asks = ("sys.platform", "os.name", "platform.system(", '.so"')
-    found = {
+    result = {
         str(path.relative_to(PACKAGE)): question
         for path in MODULES
         for question in asks
         if question in path.read_text(encoding="utf-8") and path.parent.name != "platform"
     }
-    assert not found
+    assert not result
 
 
 def test_the_package_is_imported_where_no_posix_module_is() -> None:

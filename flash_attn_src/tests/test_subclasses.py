@@ -23,14 +23,14 @@ def _outcome(function: Callable[[], list[torch.Tensor]]) -> Any:
 
 
 def _check(name: str, call: Call) -> None:
-    wanted = call.fresh().run()
+    expected = call.fresh().run()
     for argument in call.tensors:
         fresh = call.fresh()
         got = _outcome(lambda fresh=fresh, argument=argument: fresh.run(**{argument: Late(fresh.tensors[argument])}))
         if isinstance(got, str):
             assert got.startswith(f"{argument}: got Late"), (name, argument, got)
             continue
-        for one, other in zip(got, wanted, strict=True):
+        for one, other in zip(got, expected, strict=True):
             assert_close(f"{name}, {argument}", one.value if isinstance(one, Late) else one, other)
 
 

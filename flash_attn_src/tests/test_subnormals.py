@@ -84,13 +84,13 @@ def check_gradients(
 ) -> None:
     """Errors count in units of the largest dout, because a gradient is as small."""
     book = book or (lambda *x, dtype: attention(*x, **options, dtype=dtype)[0])
-    found = gradients(call, inputs, dout)
+    result = gradients(call, inputs, dout)
     exact = gradients(lambda *x: book(*x, dtype=torch.float64), [x.double() for x in inputs], dout)
     rounded = gradients(lambda *x: book(*x, dtype=None), inputs, dout)
     unit = 1.0 / float(dout.abs().max())
-    for name, mine, wanted, same in zip(("dq", "dk", "dv", "dbias"), found, exact, rounded, strict=False):
+    for name, mine, expected, same in zip(("dq", "dk", "dv", "dbias"), result, exact, rounded, strict=False):
         assert mine.isfinite().all(), name
-        assert_close(name, mine.double() * unit, wanted * unit, rough=same.double() * unit, tiny=1e-6)
+        assert_close(name, mine.double() * unit, expected * unit, rough=same.double() * unit, tiny=1e-6)
 
 
 FORWARDS: list[tuple[int, dict[str, Any]]] = [
@@ -237,12 +237,12 @@ def test_gradients_of_packed_sequences_with_garbage_outside() -> None:
 
     given = [x.detach().clone().requires_grad_() for x in inputs]
     out = flash_attn_varlen_func(*given, starts, starts, 40, 40)
-    found = torch.autograd.grad(out, given, dout)
+    result = torch.autograd.grad(out, given, dout)
     inside = [torch.nan_to_num(x, 0.0) for x in inputs]
     exact = gradients(lambda *x: book(*x, dtype=torch.float64), [x.double() for x in inside], dout[3:80])
     rounded = gradients(lambda *x: book(*x, dtype=None), inside, dout[3:80])
-    for name, mine, wanted, same in zip(("dq", "dk", "dv"), found, exact, rounded, strict=True):
-        assert_close(name, mine[3:80] * 1e3, wanted[3:80] * 1e3, rough=same[3:80] * 1e3, tiny=1e-6)
+    for name, mine, expected, same in zip(("dq", "dk", "dv"), result, exact, rounded, strict=True):
+        assert_close(name, mine[3:80] * 1e3, expected[3:80] * 1e3, rough=same[3:80] * 1e3, tiny=1e-6)
 
 
 @pytest.mark.usefixtures("flushing")

@@ -34,7 +34,7 @@ def _tensors(
     return tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
 
 
-def _check(tensors: tuple[torch.Tensor, ...], call: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check(tensors: tuple[torch.Tensor, ...], call: dict[str, Any], expected: dict[str, Any]) -> None:
     """Forward, lse and the three gradients, within twice the error of PyTorch in the same type."""
     q, k, v = tensors
     dtype = q.dtype
@@ -43,7 +43,7 @@ def _check(tensors: tuple[torch.Tensor, ...], call: dict[str, Any], wanted: dict
     got = torch.autograd.grad(out, tensors, dout)
 
     def run(compute: torch.dtype) -> tuple[torch.Tensor, ...]:
-        o, stat = reference.attention(q, k, v, dtype=compute, **wanted)
+        o, stat = reference.attention(q, k, v, dtype=compute, **expected)
         return o, stat, *torch.autograd.grad(o, tensors, dout.to(compute))
 
     exact, rough = run(torch.float64), run(dtype)
@@ -173,9 +173,9 @@ def test_dropout_takes_no_notice_of_the_default_dtype(default_dtype: Callable[[t
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     kept = (results[0][1] > 0) / torch.tensor(0.7, dtype=torch.float64)
     weights = (torch.einsum("bihd,bjhd->bhij", q, q) * 8**-0.5).softmax(-1) * kept
-    wanted = torch.einsum("bhij,bjhd->bihd", weights, q)
-    assert_close("out", results[0][0], wanted, tiny=1e-14)
-    assert_close("dq", results[0][2], torch.autograd.grad(wanted.sum(), q)[0], tiny=1e-14)
+    expected = torch.einsum("bhij,bjhd->bihd", weights, q)
+    assert_close("out", results[0][0], expected, tiny=1e-14)
+    assert_close("dq", results[0][2], torch.autograd.grad(expected.sum(), q)[0], tiny=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
@@ -188,10 +188,10 @@ def test_autocast_leaves_the_products_alone(dtype: torch.dtype) -> None:
         out = flash_attn.flash_attn_func(*tensors)
         return out, flash_attn.flash_attn_with_kvcache(tensors[0], *caches), *torch.autograd.grad(out.sum(), tensors)
 
-    wanted = run()
+    expected = run()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = run()
-    for x, y in zip(got, wanted, strict=True):
+    for x, y in zip(got, expected, strict=True):
         assert torch.equal(x, y)
 
 
@@ -254,8 +254,8 @@ def test_strides() -> None:
     for tensors in (inputs, copies):
         out = flash_attn.flash_attn_func(*tensors)
         results.append((out, *torch.autograd.grad(out.sum(), tensors)))
-    for got, wanted in zip(*results, strict=True):
-        assert_close("strides", got, wanted)
+    for got, expected in zip(*results, strict=True):
+        assert_close("strides", got, expected)
 
 
 GRADCHECK = [

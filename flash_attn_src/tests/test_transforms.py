@@ -54,14 +54,14 @@ def test_dense_attention_is_right(name: str, transform: str) -> None:
         leaf = x.clone().requires_grad_()
         return torch.autograd.grad(attention(leaf).square().sum(), leaf)[0]
 
-    wanted = {
+    expected = {
         "grad": lambda: gradient(q),
         "vmap": lambda: torch.stack([attention(x) for x in (q, q + 1.0)]),
         "jvp": lambda: (attention(q + 1e-6 * torch.cos(q)) - attention(q - 1e-6 * torch.cos(q))) / 2e-6,
         "jacrev": lambda: torch.autograd.functional.jacobian(lambda x: attention(x).sum((0, 1)), q),
         "vmap of grad": lambda: torch.stack([gradient(x) for x in (q, q + 1.0)]),
     }[transform]()
-    assert_close(name, TRANSFORMS[transform](attention, q), wanted, tiny=1e-8)
+    assert_close(name, TRANSFORMS[transform](attention, q), expected, tiny=1e-8)
 
 
 def _first(x: Any) -> torch.Tensor:
@@ -99,8 +99,8 @@ def test_every_function_is_right_or_raises(transform: str) -> None:
             continue
         if transform == "grad":
             leaf = x.clone().requires_grad_()
-            wanted = torch.autograd.grad(function(leaf).square().sum(), leaf)[0]
-            assert_close(name, got, wanted)
+            expected = torch.autograd.grad(function(leaf).square().sum(), leaf)[0]
+            assert_close(name, got, expected)
         if transform == "vmap":
             both = [function(y) for y in (x, x + 1.0)]
             assert_close(name, got, torch.stack(both))

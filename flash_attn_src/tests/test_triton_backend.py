@@ -197,8 +197,8 @@ def test_layouts_do_not_change_the_result() -> None:
     dout = torch.randn(2, 50, 3, 40, device=DEVICE)
     options = Options(causal=True)
     got = run(q, k, v, dout, options, None)
-    wanted = run(q.contiguous(), k.clone(), v.contiguous(), dout, options, None)
-    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
+    expected = run(q.contiguous(), k.clone(), v.contiguous(), dout, options, None)
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -212,8 +212,8 @@ def test_rows_too_far_apart_for_the_kernels_are_copied() -> None:
     assert inputs.aligned(near, 4) is near
     dout = torch.randn(1, 4, 2, 16, device=DEVICE)
     got = run(far, far, far, dout, Options(), None)
-    wanted = run(*(far.contiguous(),) * 3, dout, Options(), None)
-    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
+    expected = run(*(far.contiguous(),) * 3, dout, Options(), None)
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -237,8 +237,8 @@ def test_offsets_beyond_32_bits(shape: tuple[int, ...], strides: tuple[int, ...]
     )
     options = Options(window=(5, 0))
     got = run(q, k, v, dout, options, None)
-    wanted = run(*(x.contiguous() for x in (q, k, v, dout)), options, None)
-    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
+    expected = run(*(x.contiguous() for x in (q, k, v, dout)), options, None)
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
 
 
 @pytest.mark.usefixtures("_tiles")

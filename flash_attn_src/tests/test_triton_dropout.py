@@ -82,11 +82,11 @@ def test_dmask_holds_probabilities_and_dropped_elements(dtype: torch.dtype) -> N
     assert not dmask.masked_select(~seen).any()
     kept = seen & (dmask >= 0)  # one that is kept may underflow to 0, one that is dropped may not
     assert 0.5 < kept.sum() / seen.expand_as(dmask).sum() < 0.7
-    wanted, wanted_lse = reference.attention(
+    expected, wanted_lse = reference.attention(
         q, k, v, causal=True, window=options.window, softcap=5.0, alibi_slopes=slopes, dropout_p=0.4, kept=kept,
         dtype=torch.float64,
     )  # fmt: skip
-    assert_close("out", out, wanted, tiny=2e-3 if dtype is torch.float16 else 1e-5)
+    assert_close("out", out, expected, tiny=2e-3 if dtype is torch.float16 else 1e-5)
     # Without the mask the sum over v = identity is the probability itself.
     sums = dmask.abs().double().sum(-1)
     assert_close("sum of probabilities", sums, torch.ones_like(sums), tiny=2e-3 if dtype is torch.float16 else 1e-5)

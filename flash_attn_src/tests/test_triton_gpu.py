@@ -50,23 +50,23 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
     call = {**MASKS[mask], **OPTIONS[option]}
     if option == "alibi":
         call["alibi_slopes"] = torch.rand(6, device="cuda")
-    wanted = {"window" if name == "window_size" else name: value for name, value in call.items()}
+    expected = {"window" if name == "window_size" else name: value for name, value in call.items()}
     for seqlen_q, seqlen_k in LENGTHS:
-        _check(2, seqlen_q, seqlen_k, 6, 2, dim, dtype, call, wanted)
+        _check(2, seqlen_q, seqlen_k, 6, 2, dim, dtype, call, expected)
 
 
 def _check(
     batch: int, seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, dim: int, dtype: torch.dtype,
-    call: dict[str, object], wanted: dict[str, object],
+    call: dict[str, object], expected: dict[str, object],
 ) -> None:  # fmt: skip
-    """Forward and gradients of a call, against the reference with the arguments `wanted`."""
+    """Forward and gradients of a call, against the reference with the arguments `expected`."""
     q, dout = (_draw(batch, seqlen_q, heads, dim, dtype=dtype) for _ in range(2))
     k, v = _draw(batch, seqlen_k, heads_k, dim, dtype=dtype), _draw(batch, seqlen_k, heads_k, dim, dtype=dtype)
     got = _results(q, k, v, dout.detach(), **call)
 
     def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
         leaves = [x.detach().to(compute).requires_grad_() for x in (q, k, v)]
-        out, _ = reference.attention(*leaves, dtype=compute, **wanted)
+        out, _ = reference.attention(*leaves, dtype=compute, **expected)
         return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(compute))]
 
     names = (f"{name} {seqlen_q}x{seqlen_k}" for name in ("out", "dq", "dk", "dv"))
@@ -152,13 +152,13 @@ def test_compiled_in_one_graph(function: Callable[..., torch.Tensor]) -> None:
     if function is flash_attn_fp8_func and fp8_format(device.of(0).target) is None:
         pytest.skip("needs matrix units for FP8")
     leaves = [_draw(2, 200, 4, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
-    found = []
+    result = []
     torch.compiler.reset()
     for each in (function, torch.compile(function, fullgraph=True)):
         out = each(*leaves, causal=True)
-        found.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
-    for wanted, got in zip(*found, strict=True):
-        assert_close("compiled", got, wanted)
+        result.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+    for expected, got in zip(*result, strict=True):
+        assert_close("compiled", got, expected)
 
 
 def test_forward_mode_differentiation_is_refused() -> None:

@@ -25,8 +25,8 @@ def test_how_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     A number of splits must divide the group and leave each program two query heads.
     """
     monkeypatch.setattr(device, "of", lambda _: SimpleNamespace(compute_units=100))
-    found = [grid.splits_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
-    assert found == [1, 4, 4, 4, 4, 2, 2, 1]
+    result = [grid.splits_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
+    assert result == [1, 4, 4, 4, 4, 2, 2, 1]
     assert grid.splits_of(8, 75, 511, 9, 0) == 1
     assert [grid.splits_of(8, 75, 512, most, 0) for most in range(5)] == [1, 1, 2, 2, 4]
     groups = (1, 2, 3, 4, 6, 7, 9)
@@ -37,9 +37,9 @@ def test_how_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_splits_are_added_up(count: int) -> None:
     partial = torch.randn(5, 3, count, 8)
     result = torch.empty(5, 3, 9, dtype=torch.bfloat16)[..., 1:]
-    wanted = partial.double().sum(-2)
+    expected = partial.double().sum(-2)
     grid.add_splits(partial, result)
-    torch.testing.assert_close(result, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(result, expected.bfloat16(), rtol=2**-8, atol=1e-6)
 
 
 def test_blocks_of_a_grid() -> None:
@@ -136,17 +136,21 @@ def test_the_kernel_of_a_pair_of_head_dims(pair: tuple[int, int], served: tuple[
 
 def test_the_list_of_ahead_of_time_kernels() -> None:
     small = ("fp16", "bf16")
-    wanted = dict.fromkeys(OPERATIONS, (*small, "fp32"))
-    wanted |= dict.fromkeys(("sparse-lists", "block-lists", "probe"), ("fp16",))
+    expected = dict.fromkeys(OPERATIONS, (*small, "fp32"))
+    expected |= dict.fromkeys(("sparse-lists", "block-lists", "probe"), ("fp16",))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
-    wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small)
-    wanted |= dict.fromkeys([op for op in wanted if op.startswith(("fp8-", "int8-"))], ()) | {"bwd-norms": ("fp16",)}
-    assert {op: row.dtypes_for(targets.get("gfx90a")) for op, row in OPERATIONS.items()} == wanted
-    latent = [op for op in wanted if op.startswith("latent")]
-    wanted |= dict.fromkeys((*of_a_cache, *latent, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
-    wanted |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",), "bwd-norms": ()}
-    wanted |= dict.fromkeys([op for op in wanted if op.startswith("int8-")], small)
-    assert {op: row.dtypes_for(targets.get("gfx1201")) for op, row in OPERATIONS.items()} == wanted
+    expected |= dict.fromkeys(
+        [op for op in expected if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small
+    )
+    expected |= dict.fromkeys([op for op in expected if op.startswith(("fp8-", "int8-"))], ()) | {
+        "bwd-norms": ("fp16",)
+    }
+    assert {op: row.dtypes_for(targets.get("gfx90a")) for op, row in OPERATIONS.items()} == expected
+    latent = [op for op in expected if op.startswith("latent")]
+    expected |= dict.fromkeys((*of_a_cache, *latent, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
+    expected |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",), "bwd-norms": ()}
+    expected |= dict.fromkeys([op for op in expected if op.startswith("int8-")], small)
+    assert {op: row.dtypes_for(targets.get("gfx1201")) for op, row in OPERATIONS.items()} == expected
 
     some = {op: [] for op in ("fwd", "fwd-paged", "bwd-dq-v", "norm-bwd", "combine", "probabilities")}
     for variant in variants.table("gfx942"):
@@ -256,8 +260,8 @@ def _specified(target: str, name: str) -> launches.Specification:
     ],
 )
 def test_the_constants_of_a_kernel(target: str, name: str, constants: dict[str, Any]) -> None:
-    found = _specified(target, name).constants
-    assert {key: found[key] for key in constants} == constants
+    result = _specified(target, name).constants
+    assert {key: result[key] for key in constants} == constants
 
 
 def test_the_warps_of_kernels_whose_tile_is_no_choice() -> None:
@@ -291,10 +295,10 @@ def test_which_row_of_the_tables_serves_a_variant() -> None:
         ("gfx942", "fp8-fwd-fp8e4b8-d128", cached["cdna"]["fp8-fwd", 8, 128]["plain"]),
         ("gfx1201", "fp8-fwd-fp8e4nv-d128-any", cached["rdna4"]["fp8-fwd", 8, 128]["any"]),
     ):
-        found = _specified(target, name)
-        assert (found.constants["BLOCK_M"], found.constants["BLOCK_N"]) == (row.block_m, row.block_n), name
+        result = _specified(target, name)
+        assert (result.constants["BLOCK_M"], result.constants["BLOCK_N"]) == (row.block_m, row.block_n), name
         compiler = {"num_warps": row.num_warps, "num_stages": row.num_stages, **dict(row.options)}
-        assert found.options == compiler, name
+        assert result.options == compiler, name
 
 
 def test_the_error_for_an_unknown_target_says_where_to_add_it() -> None:

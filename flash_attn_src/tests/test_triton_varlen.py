@@ -70,8 +70,8 @@ def test_rows_outside_every_sequence(monkeypatch: pytest.MonkeyPatch, bounds: li
     k, v = (torch.randn(220, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
     longest = max((b - a for a, b in itertools.pairwise(bounds)), default=0)
-    found = run(q, k, v, dout, Options(), None, Lengths(cu_seqlens, cu_seqlens, longest, longest))
-    for name, tensor in zip(("out", "lse", "dq", "dk", "dv"), found, strict=True):
+    result = run(q, k, v, dout, Options(), None, Lengths(cu_seqlens, cu_seqlens, longest, longest))
+    for name, tensor in zip(("out", "lse", "dq", "dk", "dv"), result, strict=True):
         rows = tensor.T if name == "lse" else tensor
         outside = torch.ones(rows.shape[0], dtype=torch.bool)
         outside[bounds[0] : bounds[-1]] = False
@@ -96,8 +96,8 @@ def test_more_sequences_than_are_looked_at_at_once() -> None:
             torch.testing.assert_close(one_lse[0, 0], 0.25 * (one_q * one_k).sum())
         else:
             dense = (x[None] for x in (one_q, one_k, one_v))
-            wanted, wanted_lse, _, _ = backend.forward(attention_call(*dense, softmax_scale=0.25, causal=True))
-            assert torch.equal(one_out, wanted[0])
+            expected, wanted_lse, _, _ = backend.forward(attention_call(*dense, softmax_scale=0.25, causal=True))
+            assert torch.equal(one_out, expected[0])
             assert torch.equal(one_lse, wanted_lse[0])
 
 
@@ -112,10 +112,10 @@ def test_seqused_and_leftpad_choose_the_keys() -> None:
     )
     for entry in range(2):
         keys = slice(int(pad[entry]), int(used[entry]))
-        wanted, wanted_lse, _, _ = backend.forward(
+        expected, wanted_lse, _, _ = backend.forward(
             attention_call(q[entry, None], k[entry, None, keys], v[entry, None, keys], softmax_scale=0.25, causal=True)
         )
-        assert torch.equal(out[entry], wanted[0])
+        assert torch.equal(out[entry], expected[0])
         assert torch.equal(lse[entry], wanted_lse[0])
 
 
@@ -176,10 +176,10 @@ def test_pages_are_followed(
     plain = attention_call(
         q, plain_k, plain_v, softmax_scale=0.2, causal=True, window_size=(30, -1), softcap=softcap, **lengths._asdict()
     )
-    wanted, wanted_lse, _, _ = backend.forward(plain)
+    expected, wanted_lse, _, _ = backend.forward(plain)
     if whole and softcap:  # the plain keys' kernel is one of its own for softcap
-        assert_close("out", out, wanted, tiny=1e-3)
+        assert_close("out", out, expected, tiny=1e-3)
         assert_close("lse", lse, wanted_lse, tiny=1e-5)
     else:
-        assert torch.equal(out, wanted)
+        assert torch.equal(out, expected)
         assert torch.equal(lse, wanted_lse)

@@ -121,7 +121,7 @@ class Step:
     def wanted(
         self, fp8: bool = False, images: Any = None, window: tuple[int, int] = (-1, -1), **options: Any
     ) -> torch.Tensor:
-        found, first = [], 0
+        result, first = [], 0
         for index, (queries, keys) in enumerate(self.batch):
             k, v = self.k[index].float(), self.v[index].float()
             if fp8:
@@ -132,13 +132,13 @@ class Step:
                 in_image = torch.arange(keys).ge(start) & torch.arange(keys).le(end)
                 mask |= in_image[keys - queries :, None] & in_image
             hidden = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-            found.append(attention(q, k[None], v[None], attn_bias=hidden, softmax_scale=SCALE, **options)[0][0])
+            result.append(attention(q, k[None], v[None], attn_bias=hidden, softmax_scale=SCALE, **options)[0][0])
             first += queries
-        return torch.cat(found)
+        return torch.cat(result)
 
 
-def _check(step: Step, impl: FlashRocmImpl, **wanted: Any) -> None:
-    torch.testing.assert_close(step.run(impl).float(), step.wanted(**wanted), rtol=2e-2, atol=2e-2)
+def _check(step: Step, impl: FlashRocmImpl, **expected: Any) -> None:
+    torch.testing.assert_close(step.run(impl).float(), step.wanted(**expected), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("head_major", [True, False], ids=["head_major", "key_major"])
@@ -168,8 +168,8 @@ def test_tokens_of_an_image_attend_to_later_ones(
     monkeypatch.setattr(backend, "current_platform", SimpleNamespace(fp8_dtype=lambda: FP8))
     step = Step(WITH_IMAGES, torch.uint8 if fp8 else torch.bfloat16)
     got = step.run(_impl(sliding_window=window, kv_cache_dtype="fp8" if fp8 else "auto"), mm_req_doc_ranges=IMAGES)
-    wanted = step.wanted(fp8, IMAGES, (-1, -1) if window is None else (window - 1, 0))
-    torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2)
+    expected = step.wanted(fp8, IMAGES, (-1, -1) if window is None else (window - 1, 0))
+    torch.testing.assert_close(got.float(), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_step_without_tokens_of_images_is_one_launch_for_each_kind() -> None:
@@ -183,9 +183,9 @@ def test_a_step_without_tokens_of_images_is_one_launch_for_each_kind() -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "current_platform", SimpleNamespace(fp8_dtype=lambda: FP8))
-    given, wanted = OPTIONS[name]
+    given, expected = OPTIONS[name]
     step = Step(BATCHES["mixed"], torch.uint8 if fp8 else torch.bfloat16)
-    _check(step, _impl(**given, kv_cache_dtype="fp8" if fp8 else "auto"), fp8=fp8, **wanted)
+    _check(step, _impl(**given, kv_cache_dtype="fp8" if fp8 else "auto"), fp8=fp8, **expected)
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -320,8 +320,8 @@ def test_latent_attention(fp8: bool, queries: int) -> None:
     for row, length in enumerate(lengths.tolist()):
         keys = wide[table[row].long()].flatten(0, 1)[None, :length, None]
         own = slice(row * queries, (row + 1) * queries)
-        wanted, _ = attention(q[None, own], keys, keys[..., :512], causal=True, softmax_scale=0.05)
-        torch.testing.assert_close(whole[own].float(), wanted[0], rtol=2e-2, atol=2e-2)
+        expected, _ = attention(q[None, own], keys, keys[..., :512], causal=True, softmax_scale=0.05)
+        torch.testing.assert_close(whole[own].float(), expected[0], rtol=2e-2, atol=2e-2)
     with pytest.raises(NotImplementedError, match="causal"):
         impl.forward_mqa(q, held, SimpleNamespace(causal=False), _layer())  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError, match="sliding_window: got 5"):
@@ -379,8 +379,8 @@ def test_the_wheel_has_the_entry_point(tmp_path: Path) -> None:
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index",
          f"--target={tmp_path}", str(folder)], check=True, capture_output=True,
     )  # fmt: skip
-    (found,) = importlib.metadata.distributions(name="vllm-flash-rocm", path=[str(tmp_path)])
-    (entry,) = found.entry_points.select(group="vllm.general_plugins")
+    (result,) = importlib.metadata.distributions(name="vllm-flash-rocm", path=[str(tmp_path)])
+    (entry,) = result.entry_points.select(group="vllm.general_plugins")
     assert (entry.name, entry.value) == ("flash_rocm", "vllm_flash_rocm:register")
     assert entry.load() is vllm_flash_rocm.register
     assert {path.name for path in folder.glob("*.py")} == {

@@ -138,14 +138,14 @@ def _results(name: str) -> list[torch.Tensor]:
 )
 def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_LIMIT, "0")
-    wanted = _results(name)
+    expected = _results(name)
     whole = list(programs)
     programs.clear()
     device.clear_kernels()
     monkeypatch.setenv(_LIMIT, "1e-9")  # a piece has at least one program for each compute unit
     monkeypatch.setattr(jit.Interpreter, "compute_units", 3)
     results = _results(name)
-    for got, right in zip(results, wanted, strict=True):
+    for got, right in zip(results, expected, strict=True):
         assert torch.equal(got, right)
     for op, count in whole:
         pieces = [size for other, size in programs if other == op]
@@ -313,12 +313,12 @@ def test_what_a_stream_is_counted_by(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(capture=lambda _index, stream: graphs.get(stream, 0))
     monkeypatch.setattr(stored, "launcher", lambda _target: module)
     stored._capture.cache_clear()
-    found = []
+    result = []
     for stream in (0, 5, 6, 2):
         monkeypatch.setattr(stored, "_current_stream", lambda _index, stream=stream: stream)
-        found.append(stored.queue("gfx1103", 0))
+        result.append(stored.queue("gfx1103", 0))
     stored._capture.cache_clear()
-    assert found == [0, -9, -9, threading.get_ident()]
+    assert result == [0, -9, -9, threading.get_ident()]
 
 
 def test_a_lost_gpu_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,26 +64,26 @@ class FlashRocmMetadataBuilder(AttentionMetadataBuilder[FlashRocmMetadata]):
         fast_build: bool = False,  # noqa: ARG002 - there is one way to build
     ) -> FlashRocmMetadata:
         """The parts of a step. Raises NotImplementedError for a kind of attention that is not served."""
-        given = common_attn_metadata
+        common = common_attn_metadata
         if common_prefix_len:
             raise NotImplementedError(
                 f"common_prefix_len: got {common_prefix_len}, wanted 0: FLASH_ROCM has no cascade attention, set "
                 "disable_cascade_attn=True"
             )
-        if given.causal is not True:
-            raise NotImplementedError(f"causal: got {given.causal}, wanted True: FLASH_ROCM serves causal models")
+        if common.causal is not True:
+            raise NotImplementedError(f"causal: got {common.causal}, wanted True: FLASH_ROCM serves causal models")
         for name in _REFUSED:
-            if getattr(given, name) is not None:
+            if getattr(common, name) is not None:
                 raise NotImplementedError(f"{name}: got a value, wanted None: FLASH_ROCM does not serve it")
-        tokens = given.num_actual_tokens
-        single = int((given.query_start_loc_cpu[: given.num_reqs + 1].diff() == 1).cumprod(0).sum())
+        tokens = common.num_actual_tokens
+        single = int((common.query_start_loc_cpu[: common.num_reqs + 1].diff() == 1).cumprod(0).sum())
         decoding = []
         if single:
-            decoding = [Part(0, single, given.seq_lens[:single], given.block_table_tensor[:single], None, 1)]
-        others = [_sequences(given, single, given.num_reqs, single, tokens)] if single < tokens else []
-        pieces = _pieces(given, single) if given.mm_req_doc_ranges else []
+            decoding = [Part(0, single, common.seq_lens[:single], common.block_table_tensor[:single], None, 1)]
+        others = [_sequences(common, single, common.num_reqs, single, tokens)] if single < tokens else []
+        pieces = _pieces(common, single) if common.mm_req_doc_ranges else []
         images = (*decoding, *pieces) if pieces else None
-        return FlashRocmMetadata(tokens, given.max_seq_len, (*decoding, *others), images)
+        return FlashRocmMetadata(tokens, common.max_seq_len, (*decoding, *others), images)
 
 
 def _sequences(given: CommonAttentionMetadata, begin: int, end: int, first: int, stop: int) -> Part:

@@ -158,9 +158,9 @@ def add_verbs(verbs: Any) -> None:
     tried.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
     tried.set_defaults(run=_tryout)
 
-    found = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
-    which.add_options(found)
-    found.set_defaults(run=which.run)
+    parser = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
+    which.add_options(parser)
+    parser.set_defaults(run=which.run)
 
 
 @packages_of("release")
@@ -169,10 +169,10 @@ def _ready(arguments: argparse.Namespace) -> int:
 
     api = _github(arguments, writes=True)
     server = os.environ.get("GITHUB_SERVER_URL") or "https://github.com"
-    found = settings.check(settings.Repository(api, server))
-    for finding in found:
+    findings = settings.check(settings.Repository(api, server))
+    for finding in findings:
         print(finding.line())
-    missing = [finding for finding in found if finding.state in (settings.MISSING, settings.UNSEEN)]
+    missing = [finding for finding in findings if finding.state in (settings.MISSING, settings.UNSEEN)]
     print(f"\n{len(missing)} to be set" if missing else f"\n{api.repository} is ready for a tag")
     return 1 if missing else 0
 
@@ -205,8 +205,8 @@ def _publish(arguments: argparse.Namespace) -> int:
         say(f"seen on Windows: {', '.join(measured.seen_on_windows(arguments.dist, arguments.windows)) or 'none'}")
     if arguments.benchmarks is not None:
         # A trend job that failed does not hold a release back: the notes then have no measurements.
-        found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
-        say(f"benchmarks: {', '.join(found) or 'of none of these wheels'}")
+        attached = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
+        say(f"benchmarks: {', '.join(attached) or 'of none of these wheels'}")
     if arguments.dry_run:
         home = Home.of(repository=arguments.repo, url=arguments.url)
         publishing.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)
@@ -281,12 +281,12 @@ def _check_tag(api: GitHub, tag: str) -> None:
         )
 
 
-def _commit(api: GitHub, tag: str, given: str | None) -> str:
+def _commit(api: GitHub, tag: str, option: str | None) -> str:
     """The commit of a release: the option, else the commit of the tag, of the workflow run, or of this checkout.
 
     Raises DataError if the commit is unknown, or if a tracked file is changed.
     """
-    commit = given or api.tag_commit(tag) or os.environ.get("GITHUB_SHA") or assemble.commit()
+    commit = option or api.tag_commit(tag) or os.environ.get("GITHUB_SHA") or assemble.commit()
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise DataError(
             f"{commit!r} is not the commit of a release", remedy="Commit all changes, or give --commit SHA in full."
@@ -335,7 +335,7 @@ def _index(arguments: argparse.Namespace) -> int:
     files = None
     if arguments.dir is not None:
         local = directory.read(arguments.dir)
-        found, files = catalogue.Catalogue(wheels=local.wheels, interfaces=local.interfaces), local.files
+        stock, files = catalogue.Catalogue(wheels=local.wheels, interfaces=local.interfaces), local.files
     else:
         # The JSON describes public files only, so no token is needed to fetch them.
         api = _github(arguments, writes=False)
@@ -344,11 +344,11 @@ def _index(arguments: argparse.Namespace) -> int:
         def fetch(asset: Mapping[str, Any]) -> bytes:
             return api.download(asset["browser_download_url"])
 
-        found = catalogue.from_releases(catalogue.final(releases), fetch, yanks.load(), yanks.withdrawn())
-    for problem in found.problems:
+        stock = catalogue.from_releases(catalogue.final(releases), fetch, yanks.load(), yanks.withdrawn())
+    for problem in stock.problems:
         print(f"note: {problem}", file=sys.stderr)
-    index.build(found, arguments.out, versions=versions.load(), home=home, files=files)
-    count = len(found.wheels)
+    index.build(stock, arguments.out, versions=versions.load(), home=home, files=files)
+    count = len(stock.wheels)
     print(f"{arguments.out}: {count} wheel{'s' * (count != 1)}, for {home.url}")
     return 0
 

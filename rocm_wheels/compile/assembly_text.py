@@ -26,7 +26,7 @@ class KernelText(NamedTuple):
 def kernel_texts(assembly: str) -> Iterator[KernelText]:
     """The kernels of an assembly text. Raises ValueError for a kernel without code."""
     lines = assembly.splitlines()
-    starts = {found[1]: number for number, line in enumerate(lines) if (found := _SYMBOL.match(line))}
+    starts = {match[1]: number for number, line in enumerate(lines) if (match := _SYMBOL.match(line))}
     for symbol, directives in _DESCRIBED.findall(assembly):
         if symbol not in starts:
             raise ValueError(f"the text describes {symbol} and has no code of it")

@@ -61,10 +61,10 @@ class CodeObject:
 
 def read(image: bytes) -> CodeObject:
     """Reads an image that holds one kernel. Raises CompileFailed for anything else."""
-    found = read_all(image)
-    if len(found) != 1:
-        raise CompileFailed(f"the code object holds {len(found)} kernels, expected one")
-    return next(iter(found.values()))
+    kernels = read_all(image)
+    if len(kernels) != 1:
+        raise CompileFailed(f"the code object holds {len(kernels)} kernels, expected one")
+    return next(iter(kernels.values()))
 
 
 def read_all(image: bytes) -> dict[str, CodeObject]:
@@ -170,15 +170,15 @@ def _read_nvidia(elf: ELFFile) -> CodeObject:
     )
 
 
-def _attributes(data: bytes, wanted: int) -> list[bytes]:
+def _attributes(data: bytes, number: int) -> list[bytes]:
     """The values of one attribute in a .nv.info section, whose records are (format, attribute, size or value)."""
-    found = []
+    values = []
     position = 0
     while position + 4 <= len(data):
         kind, attribute, size = struct.unpack_from("<BBH", data, position)
         position += 4
         if kind == 4:  # A value of `size` bytes follows. In the other formats, `size` is the value.
-            if attribute == wanted:
-                found.append(data[position : position + size])
+            if attribute == number:
+                values.append(data[position : position + size])
             position += size
-    return found
+    return values

@@ -85,15 +85,15 @@ def _table(path: Path) -> str:
     store = sources.module("core.store").Store(path)
     for name, image in sorted(store.images()):
         entry = store.kernels[name]
-        found = codeobject.read_all(image)[entry["symbol"]]
-        if found.target != store.target:
-            raise DataError(f"{name} in {path.name} is a code object for {found.target}")
+        kernel = codeobject.read_all(image)[entry["symbol"]]
+        if kernel.target != store.target:
+            raise DataError(f"{name} in {path.name} is a code object for {kernel.target}")
         isa = entry.get("isa", {})
         matrix = [f"{isa[kind]} {kind}" for kind in ("mfma", "wmma", "wgmma", "mma", "dot") if kind in isa]
-        spilling += found.private > 0  # on CDNA a VGPR may spill to an AGPR, an SGPR to a lane of a VGPR
+        spilling += kernel.private > 0  # on CDNA a VGPR may spill to an AGPR, an SGPR to a lane of a VGPR
         figures = (
-            entry["threads"], entry["shared"], found.vgprs, found.agprs, found.sgprs,
-            f"{found.vgpr_spills}/{found.sgpr_spills}", found.private, " ".join(matrix) or "-",
+            entry["threads"], entry["shared"], kernel.vgprs, kernel.agprs, kernel.sgprs,
+            f"{kernel.vgpr_spills}/{kernel.sgpr_spills}", kernel.private, " ".join(matrix) or "-",
             f"{len(image) / 1024:.0f}",
         )  # fmt: skip
         rows.append((name, *map(str, figures)))

@@ -47,31 +47,31 @@ def compile_store(
     Raises CompileFailed, which names the kernel. Units that were compiled before stay in the cache.
     """
     find = partial(units.find, targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles, without=without)
-    wanted = find(shard=shard)
+    selection = find(shard=shard)
     # A shard of a few kernels may be empty.
-    if not wanted and not find():
+    if not selection and not find():
         raise CompileFailed(
             f"no kernel for {', '.join(targets)} matches {only!r}",
             remedy=_NAMES,
         )
     if prune:
         # Prune first, so that a job that times out does not save old units.
-        print(f"  {pruned(wanted, cache)} files of other units deleted", flush=True)
-    missing = [unit for unit in wanted if read(unit, cache) is None]
-    lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))
+        print(f"  {pruned(selection, cache)} files of other units deleted", flush=True)
+    missing = [unit for unit in selection if read(unit, cache) is None]
+    lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, selection))
     print(f"  {total} kernels for {', '.join(targets)}: {total - lacking} cached", flush=True)
     if missing:
         failed = compile_units(missing, cache, jobs, keep_going=tiles)
-        wanted = [unit for unit in wanted if unit not in failed]
+        selection = [unit for unit in selection if unit not in failed]
     if shard[1] > 1:
         return {}
-    if empty := [target for target in targets if all(unit.target != target for unit in wanted)]:
+    if empty := [target for target in targets if all(unit.target != target for unit in selection)]:
         raise CompileFailed(
             f"no kernel for {', '.join(empty)} matches {only!r} and compiles",
             remedy=_NAMES,
         )
     made_by = units.compiler(backend, toolchain)
-    of = {target: [unit for unit in wanted if unit.target == target] for target in targets}
+    of = {target: [unit for unit in selection if unit.target == target] for target in targets}
     row = sources.module("kernels.targets").get
     beside = {target: of.get(row(target).made_for, ()) if together else () for target in targets}
     planner = {
@@ -90,8 +90,8 @@ def require_cached(
     without: Sequence[str] = (),
 ) -> None:
     """Raises CompileFailed unless the cache has every kernel of the targets."""
-    wanted = units.find(targets, backend=backend, toolchain=toolchain, without=without)
-    missing = [unit for unit in wanted if read(unit, cache) is None]
+    selection = units.find(targets, backend=backend, toolchain=toolchain, without=without)
+    missing = [unit for unit in selection if read(unit, cache) is None]
     if missing:
         raise CompileFailed(
             f"{sum(len(unit.kernels) for unit in missing)} kernels are not in the cache {cache}: first "

@@ -56,9 +56,9 @@ def read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = schema.load(f"{_NAME} of {path.name}", text, _MAX_BYTES)
     if wrong := next(schema.problems(content, _MANIFEST), None):
         raise DataError(f"{path.name}: its manifest has another form: {wrong}", remedy=_REMEDY)
-    wanted = sources.module("core.store").FORMAT
-    if content["format"] != wanted:
-        raise DataError(f"{path.name} has format {content['format']}, these sources read {wanted}", remedy=_REMEDY)
+    expected = sources.module("core.store").FORMAT
+    if content["format"] != expected:
+        raise DataError(f"{path.name} has format {content['format']}, these sources read {expected}", remedy=_REMEDY)
     return content
 
 

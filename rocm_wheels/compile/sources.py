@@ -15,25 +15,25 @@ __all__ = ["digest", "kernel_files", "module"]
 @cache
 def kernel_files(name: str) -> tuple[str, ...]:
     """The file of a kernel module and the files of all kernel modules that it imports, directly or indirectly."""
-    found = {name}
+    modules = {name}
     missing = [name]
     while missing:
-        for other in _kernel_imports(missing.pop()) - found:
-            found.add(other)
+        for other in _kernel_imports(missing.pop()) - modules:
+            modules.add(other)
             missing.append(other)
-    return tuple(f"flash_attn/kernels/{each}.py" for each in sorted(found))
+    return tuple(f"flash_attn/kernels/{each}.py" for each in sorted(modules))
 
 
 def _kernel_imports(name: str) -> set[str]:
     package = "flash_attn.kernels"
     tree = ast.parse((FLASH_ATTN_SRC / f"flash_attn/kernels/{name}.py").read_text(encoding="utf-8"))
-    found = set()
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == package:
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
-            found.add(node.module.removeprefix(f"{package}."))
-    return found
+            modules.add(node.module.removeprefix(f"{package}."))
+    return modules
 
 
 @cache

@@ -152,7 +152,7 @@ def _held_by(base: Base, objects: Objects) -> dict[str, dict[str, int]]:
     """The kernels whose instructions the base contains: their offsets in the code object and in the group of the
     base.
     """
-    found = {}
+    places = {}
     filled: Counter[str] = Counter()
     for name in sorted(base.objects):
         group, (image, _) = base.objects[name]
@@ -161,6 +161,6 @@ def _held_by(base: Base, objects: Objects) -> dict[str, dict[str, int]]:
             start, size = instructions(mine)
             there = image.find(mine[start : start + size]) if size else -1
             if there >= 0:
-                found[name] = {"at": start, "offset": filled[group] + there, "size": size}
+                places[name] = {"at": start, "offset": filled[group] + there, "size": size}
         filled[group] += len(image)
-    return found
+    return places

@@ -17,10 +17,10 @@ def check(plan: Plan) -> None:
     The compiler must be the pinned version: another version would fill the store with other kernels under the same
     name.
     """
-    name, wanted = plan.compiler.split()
-    found = version_of(name)
-    if found != wanted:
-        raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=setup())
+    name, expected = plan.compiler.split()
+    version = version_of(name)
+    if version != expected:
+        raise MissingTool(f"the plan compiles with {name} {expected}, this environment has {version}", remedy=setup())
     for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
         version_of(package)
     if plan.cell.backend == "ck":

@@ -43,9 +43,9 @@ def find(
     if tiles and backend != "triton":
         raise CompileFailed(f"the tiles of {backend} cannot be searched", remedy="--tiles is for --backend triton")
     if tiles:
-        found = [unit for target in targets for unit in TRITON.tiles(target, only=only)]
+        units = [unit for target in targets for unit in TRITON.tiles(target, only=only)]
     else:
-        found = [
+        units = [
             unit
             for name in _BACKENDS[backend]
             if name not in without
@@ -53,4 +53,4 @@ def find(
             for unit in COMPILERS[name].units(target, only=only, toolchain=toolchain)
         ]
     index, count = shard
-    return found[index - 1 :: count]
+    return units[index - 1 :: count]

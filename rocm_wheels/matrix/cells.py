@@ -100,9 +100,9 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
         )
     except UnknownVersion as error:
         known = (list(versions.flash_attn_names), versions.python, versions.torch, versions.rocm)
-        given = (flash_attn, python, torch, rocm)
+        spellings = (flash_attn, python, torch, rocm)
         everything = {*itertools.chain(*known)}
-        if any(value in everything and value not in own for value, own in zip(given, known, strict=True)):
+        if any(value in everything and value not in own for value, own in zip(spellings, known, strict=True)):
             remedy = f"{error.remedy}\nThe order is: flash-attn python torch rocm."
             raise UnknownVersion(error.message, remedy=remedy) from None
         raise
@@ -275,8 +275,8 @@ def _rocm(versions: Versions, value: str) -> str:
 
 def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> RocmWheelsError:
     near = _nearest_version(value, known)
-    wanted = re.fullmatch(r"\D{0,6}(\d+\.\d+(\.\d+)?)", value)
-    if wanted and version_key(wanted[1]) > max(map(version_key, known)):
+    match = re.fullmatch(r"\D{0,6}(\d+\.\d+(\.\d+)?)", value)
+    if match and version_key(match[1]) > max(map(version_key, known)):
         return UnknownVersion(
             f"{what} {value!r} is newer than this checkout knows",
             remedy=f"Newest known: {max(known, key=version_key)}. `git pull` may bring it; CONTRIBUTING.md "
@@ -290,10 +290,10 @@ def _nearest_version(value: str, known: Sequence[str]) -> str:
     numbers = re.search(r"\d+(\.\d+)*(\.post\d+)?", value)  # of 2.8.3rc1 or flash_attn==2.8.3 too
     if numbers is None:
         return max(known, key=version_key)
-    wanted = version_key(numbers[0])
+    key = version_key(numbers[0])
 
     def distance(version: str) -> tuple[int, ...]:
-        pairs = itertools.zip_longest(version_key(version), wanted, fillvalue=0)
+        pairs = itertools.zip_longest(version_key(version), key, fillvalue=0)
         return tuple(abs(ours - theirs) for ours, theirs in pairs)
 
     return min(reversed(known), key=distance)

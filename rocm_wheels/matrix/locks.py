@@ -85,8 +85,8 @@ def _compile(lock: Lock, *, before: datetime.date) -> None:
 
 def _flat(groups: Groups, name: str) -> tuple[str, ...]:
     """The requirements of a dependency group and of all groups that it includes."""
-    found: dict[str, None] = {}
+    requirements: dict[str, None] = {}
     for entry in groups[name]:
         more = _flat(groups, entry["include-group"]) if isinstance(entry, dict) else (entry,)
-        found.update(dict.fromkeys(more))
-    return tuple(found)
+        requirements.update(dict.fromkeys(more))
+    return tuple(requirements)

@@ -104,23 +104,23 @@ def make_plan(
     cell = resolve(
         versions, flash_attn=flash_attn, python=python, torch=torch, rocm=rocm, backend=_backend(versions, asked)
     )
-    wanted = from_environment(versions, env)
-    notes = wanted.notes
+    requested = from_environment(versions, env)
+    notes = requested.notes
     if "." not in python:
         notes += (f"Python {python!r} is taken for {cell.python}",)
-    if not wanted.of_this_machine:
+    if not requested.of_this_machine:
         if asked is None:
-            cell, more = _serving(versions, cell, known_targets(versions, wanted.targets or ()))
+            cell, more = _serving(versions, cell, known_targets(versions, requested.targets or ()))
             notes += more
-        built = targets(versions, cell, wanted.targets)
+        built = targets(versions, cell, requested.targets)
     machine = machine or survey(env)
-    if wanted.of_this_machine:
+    if requested.of_this_machine:
         if asked is None:
             cell, more = _serving(versions, cell, [gpu for gpu in machine.gpus if gpu in versions.targets])
             notes += more
-        wanted = from_machine(versions, cell, machine, wanted)
-        built = targets(versions, cell, wanted.targets)
-        notes += wanted.notes
+        requested = from_machine(versions, cell, machine, requested)
+        built = targets(versions, cell, requested.targets)
+        notes += requested.notes
     if triton_too and cell.backend != "triton":
         other = names.wheel_name(replace(cell, backend="triton"))
         notes += (f"{environment.BUILD_TRITON}: {other} is built after it",)
@@ -129,7 +129,7 @@ def make_plan(
     return Plan(
         cell=cell,
         targets=built,
-        targets_from=wanted.source,
+        targets_from=requested.source,
         jobs=parallel_jobs(versions, env, machine, cell.backend),
         label=names.local_label(cell),
         wheel=names.wheel_name(cell),
@@ -159,14 +159,14 @@ def make_universal_plan(
     environment.source_date_epoch(env)
     claim = universal(versions, flash_attn)
     machine = machine or survey(env)
-    wanted = from_environment(versions, env)
-    named = None if wanted.of_this_machine else wanted.targets
-    notes = wanted.notes
-    if wanted.of_this_machine and wanted.targets is not None:
+    requested = from_environment(versions, env)
+    named = None if requested.of_this_machine else requested.targets
+    notes = requested.notes
+    if requested.of_this_machine and requested.targets is not None:
         here = cards(versions, [gpu for gpu in machine.gpus if gpu in versions.targets])
         named, notes = here.targets, (*notes, *here.notes)
         if not named:
-            raise no_gpu(wanted.source, versions.targets, ", ".join(machine.gpus))
+            raise no_gpu(requested.source, versions.targets, ", ".join(machine.gpus))
     if environment.backend(env) == "triton" or environment.flag(env, environment.BUILD_TRITON):
         raise DataError(
             f"{environment.TRITON_ENABLE} and {environment.BUILD_TRITON} ask for a triton wheel; the universal wheel "
@@ -180,7 +180,7 @@ def make_universal_plan(
     return Plan(
         cell=claim,
         targets=built,
-        targets_from="every GPU target" if named is None else wanted.source,
+        targets_from="every GPU target" if named is None else requested.source,
         jobs=parallel_jobs(versions, env, machine, claim.backend),
         label=names.local_label(claim),
         wheel=names.wheel_name(claim, PLATFORMS[platform].tag),
@@ -256,11 +256,11 @@ def _backend(versions: Versions, asked: str | None) -> str:
     return asked or ready
 
 
-def _serving(versions: Versions, cell: Cell, wanted: Sequence[str]) -> tuple[Cell, tuple[str, ...]]:
+def _serving(versions: Versions, cell: Cell, gpus: Sequence[str]) -> tuple[Cell, tuple[str, ...]]:
     """The combination; with the triton backend and a note if its own backend has no kernels for any of these
     targets.
     """
-    if not wanted or cell.backend == "triton" or any(has_kernels(versions, name, cell.backend) for name in wanted):
+    if not gpus or cell.backend == "triton" or any(has_kernels(versions, name, cell.backend) for name in gpus):
         return cell, ()
-    note = f"the {cell.backend} backend has no kernels for {', '.join(wanted)}: this builds the triton wheel"
+    note = f"the {cell.backend} backend has no kernels for {', '.join(gpus)}: this builds the triton wheel"
     return replace(cell, backend="triton"), (note,)

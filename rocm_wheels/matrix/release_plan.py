@@ -167,11 +167,11 @@ def of_files(tag: str, commit: str, files: Mapping[str, Collection[str]]) -> Rel
 
 def parse(name: str, content: bytes) -> ReleasePlan:
     """The plan in a file of that name. Raises DataError if it is not one."""
-    found: Any = schema.load(name, content, _MAX_BYTES)
-    if wrong := next(schema.problems(found, _PLAN), None):
+    fields: Any = schema.load(name, content, _MAX_BYTES)
+    if wrong := next(schema.problems(fields, _PLAN), None):
         raise DataError(f"{name} is no plan of a release: {wrong}", remedy="Make it with: ./create_matrix.py --plan")
-    wheels = tuple(PlannedWheel(**{**each, "targets": tuple(each["targets"])}) for each in found["wheels"])
-    plan = ReleasePlan(**{**found, "wheels": wheels})
+    wheels = tuple(PlannedWheel(**{**each, "targets": tuple(each["targets"])}) for each in fields["wheels"])
+    plan = ReleasePlan(**{**fields, "wheels": wheels})
     if len(plan.by_stem) != len(wheels):
         raise DataError(f"{name} is no plan of a release: it names a wheel twice")
     return plan

@@ -32,12 +32,12 @@ def from_environment(versions: Versions, env: Mapping[str, str]) -> Requested:
     flash-attn's own variable takes precedence over torch's variable, which an image may have set. Targets in torch's
     variable for which no backend has kernels are left out if others remain.
     """
-    given = target_lists(env)
-    if not given:
+    lists = target_lists(env)
+    if not lists:
         return Requested(None, "")
-    name, entries = next(iter(given.items()))
-    if any(set(others) != set(entries) for others in given.values()):
-        note = f"{name} counts, not {TORCH_TARGETS}={';'.join(given[TORCH_TARGETS])}"
+    name, entries = next(iter(lists.items()))
+    if any(set(others) != set(entries) for others in lists.values()):
+        note = f"{name} counts, not {TORCH_TARGETS}={';'.join(lists[TORCH_TARGETS])}"
         return Requested(entries, name, (note,))
     left_out = without_kernels(versions, entries) if name == TORCH_TARGETS else ()
     if not left_out or len(left_out) == len(entries):

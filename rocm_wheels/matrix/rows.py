@@ -97,12 +97,12 @@ def cell_name(cell: Claim) -> str:
 def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
     """One row for each shard of the kernels in the wheels of `cells`."""
     jobs = data.jobs
-    wanted: dict[tuple[str, str, str], str] = {}
+    containers: dict[tuple[str, str, str], str] = {}
     for cell in cells:
         rocm = cell.rocm if jobs.container and cell.backend == "ck" else NO_ROCM
         for target in row_targets(data, cell, requested):
-            wanted.setdefault((cell.backend, rocm, target), cell.rocm)
-    return _kernel_rows(data, wanted)
+            containers.setdefault((cell.backend, rocm, target), cell.rocm)
+    return _kernel_rows(data, containers)
 
 
 def universal_kernel_rows(
@@ -112,15 +112,15 @@ def universal_kernel_rows(
     if not universals:
         return []
     image_of = _gpu_rocm(data)
-    wanted = {("ck", NO_ROCM, target): image_of for target in published_targets(data, requested)}
-    return _kernel_rows(data, wanted)
+    containers = {("ck", NO_ROCM, target): image_of for target in published_targets(data, requested)}
+    return _kernel_rows(data, containers)
 
 
-def _kernel_rows(data: Versions, wanted: Mapping[tuple[str, str, str], str]) -> list[Row]:
+def _kernel_rows(data: Versions, containers: Mapping[tuple[str, str, str], str]) -> list[Row]:
     """The rows of (backend, ROCm, target), each with the ROCm of its container."""
     jobs = data.jobs
     rows: list[Row] = []
-    for (backend, rocm, target), image_of in wanted.items():
+    for (backend, rocm, target), image_of in containers.items():
         # Composable Kernel has no kernels for some targets of a ck wheel. Only Triton's kernels serve these targets.
         compiler = backend if has_kernels(data, target, backend) else "triton"
         count = jobs.shards[compiler]
@@ -344,13 +344,13 @@ def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> 
     """The GPU targets of a combination's wheel: the default ones, or the requested ones that it supports. Raises
     BadTarget if there are none.
     """
-    found = _fit(data, cell, requested)
-    if requested is not None and not found.targets:
+    choice = _fit(data, cell, requested)
+    if requested is not None and not choice.targets:
         raise BadTarget(
-            f"none of {', '.join(found.refused)} is supported by the combination {cell_name(cell)}",
+            f"none of {', '.join(choice.refused)} is supported by the combination {cell_name(cell)}",
             remedy="Leave the combination out with --only, or name another target.",
         )
-    return found.targets
+    return choice.targets
 
 
 def with_targets(
@@ -365,12 +365,12 @@ def with_targets(
 
 def left_out(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None) -> list[str]:
     """A line for each requested target that some of the combinations do not support."""
-    found: dict[str, list[tuple[Cell, str]]] = {}
+    refusals: dict[str, list[tuple[Cell, str]]] = {}
     for cell in cells:
         for name, error in _fit(data, cell, requested).refused.items():
-            found.setdefault(name, []).append((cell, error.message))
+            refusals.setdefault(name, []).append((cell, error.message))
     lines = []
-    for name, some in found.items():
+    for name, some in refusals.items():
         cell, why = some[0]
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
         lines.append(f"{name} is left out of {cell_name(cell)}{more}: {why}")
@@ -379,10 +379,10 @@ def left_out(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | N
 
 def _fit(data: Versions, cell: Cell, requested: Sequence[str] | None) -> Fit:
     """The targets that build_rocm.sh would build for the combination, without those that are never published."""
-    found = fit(data, cell, requested)
+    choice = fit(data, cell, requested)
     why = BadTarget("wheels for NVIDIA GPUs are never published")
-    cuda = {name: why for name in found.targets if CUDA.fullmatch(name)}
-    return Fit(targets=tuple(name for name in found.targets if name not in cuda), refused={**found.refused, **cuda})
+    cuda = {name: why for name in choice.targets if CUDA.fullmatch(name)}
+    return Fit(targets=tuple(name for name in choice.targets if name not in cuda), refused={**choice.refused, **cuda})
 
 
 def _container(data: Versions, rocm: str) -> Row:

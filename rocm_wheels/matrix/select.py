@@ -57,23 +57,23 @@ def select(
     universals: list[Universal] = []
     cells: list[Cell] = []
     left_out: list[tuple[str, str]] = []
-    for platform, wanted in platforms.items():
-        if wanted is False:
+    for platform, axes in platforms.items():
+        if axes is False:
             left_out.append((platform, "switched off"))
             continue
-        if wanted is True:
+        if axes is True:
             raise DataError(f"platform {platform!r} is on without a matrix", remedy="Give it its axes, or False.")
-        found, impossible = product(data, wanted)
-        if not found:
+        possible, impossible = product(data, axes)
+        if not possible:
             raise DataError(
                 f"no combination of the platform {platform!r} exists: {impossible[0][1]}",
                 remedy="Take versions that exist together (rocm_wheels/versions.toml), or switch it off: False.",
             )
         unavailable = [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
         left_out += [(name, why) for name, why in unavailable if matches(name, only)]
-        if "ck" in wanted["backend"] and data.backends["ck"].ready:
-            universals += [universal(data, name) for version in wanted["flash_attn"] for name in _names(data, version)]
-        for cell in found:
+        if "ck" in axes["backend"] and data.backends["ck"].ready:
+            universals += [universal(data, name) for version in axes["flash_attn"] for name in _names(data, version)]
+        for cell in possible:
             if data.backends[cell.backend].ready:
                 cells.append(cell)
             else:

@@ -30,10 +30,10 @@ class Fit:
 
 def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
     """The GPU targets to build. Raises BadTarget for the first requested target that cannot be built."""
-    found = fit(versions, cell, requested)
-    for error in found.refused.values():
+    choice = fit(versions, cell, requested)
+    for error in choice.refused.values():
         raise error
-    return found.targets
+    return choice.targets
 
 
 def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
@@ -103,8 +103,8 @@ def gpus_of(versions: Versions, names: Iterable[str]) -> tuple[str, ...]:
     Targets that versions.toml no longer lists come last.
     """
     named = tuple(names)
-    found = [target.name for target in versions.targets.values() if {target.name, target.universal} & {*named}]
-    return (*found, *(name for name in named if name not in found))
+    gpus = [target.name for target in versions.targets.values() if {target.name, target.universal} & {*named}]
+    return (*gpus, *(name for name in named if name not in gpus))
 
 
 def served(versions: Versions, cell: Cell) -> list[Target]:
@@ -168,9 +168,9 @@ def product_target(versions: Versions, name: str) -> str | None:
 
 def _relative(versions: Versions, name: str) -> Target | None:
     """The target of the same generation with the nearest number: gfx908 for gfx906; None if there is none."""
-    wanted = int(name.removeprefix("gfx"), 16)
-    same = [each for each in versions.targets.values() if not each.is_generic and _number(each) >> 8 == wanted >> 8]
-    return min(same, key=lambda each: (_number(each) >> 4 != wanted >> 4, abs(_number(each) - wanted)), default=None)
+    number = int(name.removeprefix("gfx"), 16)
+    same = [each for each in versions.targets.values() if not each.is_generic and _number(each) >> 8 == number >> 8]
+    return min(same, key=lambda each: (_number(each) >> 4 != number >> 4, abs(_number(each) - number)), default=None)
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:

@@ -205,9 +205,9 @@ def _flash_attn(root: Table) -> dict[str, str]:
         raise root.error("flash_attn", {}, "is empty")
     names = sorted((table.check_version(name, name) for name in table.names()), key=version_key)
     releases = [name for name in names if table.data[name] == name]
-    found = {name: table.choice(name, releases) for name in names}
+    aliases = {name: table.choice(name, releases) for name in names}
     table.finish()
-    return found
+    return aliases
 
 
 def _interface(table: Table) -> Interface:
@@ -249,9 +249,9 @@ def _positive(table: Table, name: str) -> int:
 
 
 def _milliseconds(table: Table) -> dict[str, int]:
-    found = {name: _positive(table, name) for name in table.names()}
+    durations = {name: _positive(table, name) for name in table.names()}
     table.finish()
-    return found
+    return durations
 
 
 def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:

@@ -45,10 +45,10 @@ def check(file: WheelFile, wheel: Wheel, *, commit: str | None) -> None:
         ("the commit", file.commit, verdict.commit),
         ("the contents", file.contents, verdict.contents),
     )
-    for what, found, claimed in facts:
-        if found != claimed:
+    for what, actual, claimed in facts:
+        if actual != claimed:
             raise PublishFailed(
-                f"{wheel.name}: {what} in its verdict, {claimed!r}, is not the wheel's, {found!r}", remedy=_AGAIN
+                f"{wheel.name}: {what} in its verdict, {claimed!r}, is not the wheel's, {actual!r}", remedy=_AGAIN
             )
     _check_record(file)
     if commit is not None and verdict.commit != commit:

@@ -69,15 +69,15 @@ def from_releases(
     name -> reason.
     """
     problems: list[str] = []
-    found = _by_name(releases, problems)
+    entries = _by_name(releases, problems)
     with ThreadPoolExecutor(_FETCHES) as pool:
-        links = list(pool.map(lambda one: _released(fetch, one, yanked, problems), found))
+        links = list(pool.map(lambda entry: _released(fetch, entry, yanked, problems), entries))
     links = _without_newer_builds([_withdrawn(link, withdrawn or {}) for link in links])
     links = _without_smaller_builds(links)
     wheels = [link for link in links if isinstance(link, Wheel)]
     interfaces = [link for link in links if isinstance(link, InterfaceWheel)]
     others = [link for link in links if not isinstance(link, (Wheel, InterfaceWheel))]
-    released = {one.asset["name"]: one for one in found}
+    released = {entry.asset["name"]: entry for entry in entries}
     unlabelled = [_unlabelled(fetch, released[wheel.name], wheel, problems) for wheel in wheels]
     return Catalogue(
         wheels=tuple(sorted(wheels)),
@@ -98,10 +98,10 @@ def plan_of(release: Mapping[str, Any], fetch: Fetch) -> ReleasePlan | None:
 
 def newest(wheels: Iterable[Wheel]) -> list[Wheel]:
     """One build of each wheel: of the newest release, and a yanked build only if all builds are yanked."""
-    found: dict[str, Wheel] = {}
+    builds: dict[str, Wheel] = {}
     for wheel in sorted(wheels, key=lambda wheel: (wheel.yanked is None, release_key(wheel.release), wheel.build)):
-        found[names.stem(wheel.name)] = wheel
-    return sorted(found.values())
+        builds[names.stem(wheel.name)] = wheel
+    return sorted(builds.values())
 
 
 def release_key(tag: str) -> Version:
@@ -139,12 +139,12 @@ def checked_verdict(name: str, sha256: str, content: bytes) -> Verdict:
     """The test report of a wheel. Raises DataError if there is none, if it is about other bytes, or if the wheel did
     not pass.
     """
-    found = verdict.parse(name + VERDICT, content)
-    if (found.wheel, found.sha256) != (name, sha256):
+    report = verdict.parse(name + VERDICT, content)
+    if (report.wheel, report.sha256) != (name, sha256):
         raise DataError(f"the verdict beside {name} is about another file of that name")
-    if not found.ok:
+    if not report.ok:
         raise DataError(f"{name} did not pass its tests")
-    return found
+    return report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,65 +158,65 @@ def _by_name(releases: Iterable[Mapping[str, Any]], problems: list[str]) -> list
     """Our wheels, by name. If several releases have a name, the newest release counts; other bytes under it are a
     problem.
     """
-    found: dict[str, _Released] = {}
+    entries: dict[str, _Released] = {}
     for release in sorted(releases, key=lambda release: (release_key(release["tag_name"]), release["id"])):
         there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
         for name, asset in there.items():
             if not (names.is_wheel(name) or names.is_interface(name)):
                 continue
-            other = found.get(name)
+            other = entries.get(name)
             if other is not None and asset_sha256(other.asset) != asset_sha256(asset):
                 problems.append(f"{name} has other bytes in release {other.tag} than in {release['tag_name']}")
-            found[name] = _Released(tag=release["tag_name"], asset=asset, there=there)
-    return list(found.values())
+            entries[name] = _Released(tag=release["tag_name"], asset=asset, there=there)
+    return list(entries.values())
 
 
-def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems: list[str]) -> Link:
+def _released(fetch: Fetch, entry: _Released, yanked: Mapping[str, str], problems: list[str]) -> Link:
     """The wheel; if it is invalid, a plain link, and the reason is appended to `problems`."""
-    name = one.asset["name"]
-    common = {"url": _address(one.asset["browser_download_url"], one.tag), "release": one.tag}
+    name = entry.asset["name"]
+    common = {"url": _address(entry.asset["browser_download_url"], entry.tag), "release": entry.tag}
     reason = yanked.get(name)
-    sha256 = asset_sha256(one.asset)
+    sha256 = asset_sha256(entry.asset)
     metadata = b""
     try:
-        metadata = _beside(fetch, one, METADATA)
+        metadata = _beside(fetch, entry, METADATA)
         if names.is_interface(name):
-            return interface_link(name, sha256 or _sha256(fetch(one.asset)), metadata, yanked=reason, **common)
-        content = _beside(fetch, one, VERDICT)
-        sha256 = sha256 or _sha256(fetch(one.asset))
-        found = checked_verdict(name, sha256, content)
-        return wheel_link(name, sha256, one.asset["size"], metadata, found, yanked=reason, **common)
+            return interface_link(name, sha256 or _sha256(fetch(entry.asset)), metadata, yanked=reason, **common)
+        content = _beside(fetch, entry, VERDICT)
+        sha256 = sha256 or _sha256(fetch(entry.asset))
+        report = checked_verdict(name, sha256, content)
+        return wheel_link(name, sha256, entry.asset["size"], metadata, report, yanked=reason, **common)
     except DataError as error:
-        problems.append(f"release {one.tag}: {error.message}")
-        sha256 = sha256 or _sha256(fetch(one.asset))
+        problems.append(f"release {entry.tag}: {error.message}")
+        sha256 = sha256 or _sha256(fetch(entry.asset))
         return bare_link(
             name, sha256, metadata, yanked=reason or "it is not known whether it passed its tests", **common
         )
 
 
-def _unlabelled(fetch: Fetch, one: _Released, wheel: Wheel, problems: list[str]) -> UnlabelledWheel | None:
+def _unlabelled(fetch: Fetch, entry: _Released, wheel: Wheel, problems: list[str]) -> UnlabelledWheel | None:
     """The wheel without label in the release of a universal wheel, with the same marks; None if the release does not
     have it.
     """
     name = names.unlabelled(wheel.name)
-    if name is None or name not in one.there:
+    if name is None or name not in entry.there:
         return None
-    asset = one.there[name]
+    asset = entry.there[name]
     try:
-        metadata = _beside(fetch, replace(one, asset=asset), METADATA)
+        metadata = _beside(fetch, replace(entry, asset=asset), METADATA)
         sha256 = asset_sha256(asset) or _sha256(fetch(asset))
-        return unlabelled_link(wheel, name, _address(asset["browser_download_url"], one.tag), sha256, metadata)
+        return unlabelled_link(wheel, name, _address(asset["browser_download_url"], entry.tag), sha256, metadata)
     except DataError as error:
-        problems.append(f"release {one.tag}: {error.message}")
+        problems.append(f"release {entry.tag}: {error.message}")
         return None
 
 
-def _beside(fetch: Fetch, one: _Released, suffix: str) -> bytes:
-    name = one.asset["name"] + suffix
-    if name not in one.there:
-        raise DataError(f"{one.asset['name']} is there without its {suffix}")
-    content = fetch(one.there[name])
-    known = asset_sha256(one.there[name])
+def _beside(fetch: Fetch, entry: _Released, suffix: str) -> bytes:
+    name = entry.asset["name"] + suffix
+    if name not in entry.there:
+        raise DataError(f"{entry.asset['name']} is there without its {suffix}")
+    content = fetch(entry.there[name])
+    known = asset_sha256(entry.there[name])
     if known is not None and _sha256(content) != known:
         raise DataError(f"{name} came with other bytes than its digest {known}")
     return content
@@ -239,14 +239,14 @@ def _without_newer_builds(links: Sequence[Link]) -> list[Link]:
     for link in sorted(links, key=lambda link: (release_key(link.release), link.build)):
         if link.yanked is None:
             newest_builds[names.stem(link.name)] = link
-    found = []
+    listing = []
     for link in links:
         top = newest_builds.get(names.stem(link.name))
         bare = not isinstance(link, (Wheel, InterfaceWheel))
         if top is not None and link.build > top.build and (link.yanked is None or bare):
             link = replace(link, listed=False, yanked=link.yanked or f"{top.name} of release {top.release} is newer")
-        found.append(link)
-    return found
+        listing.append(link)
+    return listing
 
 
 def _without_smaller_builds(links: Sequence[Link]) -> list[Link]:

@@ -138,8 +138,8 @@ def table(
         line = list(row)
         for column in columns:
             here = [c for c in cells if (c.rocm, c.torch) == row and (c.backend, c.flash_attn) == column]
-            found = [cell for cell in here if _place(cell) in there]
-            line.append(f"{len(found)} of {len(here)}" if here else "–")
+            wheels = [cell for cell in here if _place(cell) in there]
+            line.append(f"{len(wheels)} of {len(here)}" if here else "–")
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(entry.rjust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]

@@ -92,10 +92,10 @@ def run(target: str, wheel: Sequence[str], *, minutes: float, output: Path) -> d
         environment = Path(scratch) / "env"
         python = _install(environment, target, wheel)
         emulator = Emulator.of(environment, target)
-        torch, found, name = _output([*emulator.prefix, str(python), "-c", _PROBE]).splitlines()[-1].split("|")
-        if (found, name) != (target, _NAMES[0]):
+        torch, device, name = _output([*emulator.prefix, str(python), "-c", _PROBE]).splitlines()[-1].split("|")
+        if (device, name) != (target, _NAMES[0]):
             raise VerifyFailed(
-                f"rocjitsu {emulator.version} shows a {found} of {name or 'no emulator'}, not an emulated {target}"
+                f"rocjitsu {emulator.version} shows a {device} of {name or 'no emulator'}, not an emulated {target}"
             )
         selftest, tests = Path(scratch) / "selftest.json", Path(scratch) / "tests.json"
         limit = ["--minutes", f"{minutes:g}"]

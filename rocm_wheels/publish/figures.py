@@ -91,7 +91,7 @@ def cost(versions: Versions, made: Mapping[str, Sequence[Row]]) -> dict[str, str
     groups = len(made["assemble"]) + len(made["verify"])
     seconds = sum(_seconds(versions, row) for row in made["kernels"])
     windows = _WINDOWS * bool(rows.count_for_windows(versions, made["wheels"]))
-    found: dict[str, str] = {}
+    costs: dict[str, str] = {}
     for when, jobs, downloads in (
         ("before", wheels, len(cells) + 2 * universal),
         ("after", groups, torches + 2 * bool(universal)),
@@ -99,13 +99,13 @@ def cost(versions: Versions, made: Mapping[str, Sequence[Row]]) -> dict[str, str
         all_jobs = kernels + jobs + _OTHER_JOBS + windows
         minutes = all_jobs * MINUTES["job"] + downloads * MINUTES["torch"] + seconds / 60
         minutes += wheels * (MINUTES["assemble"] + MINUTES["test"])
-        found |= {
+        costs |= {
             f"jobs-{when}": str(all_jobs),
             f"torches-{when}": str(downloads),
             f"artifacts-{when}": str(kernels + jobs + _OTHER_ARTIFACTS + windows),
             f"hours-{when}": f"{minutes / 60:.1f}",
         }
-    return {**found, **{f"minutes-{name}": str(each) for name, each in MINUTES.items()}}
+    return {**costs, **{f"minutes-{name}": str(each) for name, each in MINUTES.items()}}
 
 
 def compile_seconds(versions: Versions, targets: Iterable[str]) -> float:

@@ -106,8 +106,8 @@ class GitHub:
 
     def asset(self, asset: int) -> dict[str, Any] | None:
         """The current state of one asset, which a listing may show only seconds later; None if it was deleted."""
-        found: dict[str, Any] | None = self.get(f"/releases/assets/{asset}")
-        return found
+        state: dict[str, Any] | None = self.get(f"/releases/assets/{asset}")
+        return state
 
     def create_release(self, **fields: Any) -> dict[str, Any]:
         """Creates a release. Raises Unanswered if the release may or may not exist now."""
@@ -127,8 +127,8 @@ class GitHub:
 
     def generated_notes(self, tag: str, commit: str) -> str:
         """GitHub's list of the changes since the previous release. The request changes nothing."""
-        wanted = {"tag_name": tag, "target_commitish": commit}
-        return str(self._json("POST", f"{self._url}/releases/generate-notes", json=wanted)["body"])
+        request = {"tag_name": tag, "target_commitish": commit}
+        return str(self._json("POST", f"{self._url}/releases/generate-notes", json=request)["body"])
 
     def upload(self, upload_url: str, name: str, body: Body, content_type: str) -> dict[str, Any]:
         """Uploads an asset. Raises Unanswered if the asset may or may not exist now, or if its name is taken."""

@@ -82,9 +82,9 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
     """The run that a report describes. Raises DataError if it cannot be a run of this wheel on an AMD GPU."""
     content, file = reports.read(report), _read_wheel(wheel)
     say = _Complaint(report.name)
-    found, machine, checks, speed = (content[name] for name in ("wheel", "machine", "checks", "speed"))
-    _check_wheel(say, found, file)
-    _check_machine(say, machine, found, versions)
+    claim, machine, checks, speed = (content[name] for name in ("wheel", "machine", "checks", "speed"))
+    _check_wheel(say, claim, file)
+    _check_machine(say, machine, claim, versions)
     _check_date(say, content["date"], today)
     _check_checks(say, checks)
     _check_speed(say, speed)
@@ -94,7 +94,7 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
     failed += [f"{part}: {why}" for part, why in content.get("troubles", {}).items()]
     lacks_memory = sources.module("diagnosis.firstlight.text").lacks_memory
     failed += [line["shape"] for line in content.get("shapes", ()) if line.get("failure") and not lacks_memory(line)]
-    failed += [f"damaged: {path}" for path in found["damaged"]]
+    failed += [f"damaged: {path}" for path in claim["damaged"]]
     if content["ok"] is not (not failed):
         raise say("ok", content["ok"], f"does not fit what it says of its checks: {len(failed)} failed")
     return Run(
@@ -104,7 +104,7 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
         override=machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""),
         wheel=file.name,
         sha256=file.sha256,
-        flash_attn=found["version"],
+        flash_attn=claim["version"],
         python=machine["python"],
         torch=machine["torch"],
         hip=machine["hip"],
@@ -146,11 +146,11 @@ def load(path: Path) -> list[Run]:
 
 def verified(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """GPU target -> the runs on it in which everything passed, without an override; newest first."""
-    found: dict[str, list[Run]] = {}
+    passes: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda each: each.date, reverse=True):
         if run.ok and not run.override:
-            found.setdefault(run.target, []).append(run)
-    return found
+            passes.setdefault(run.target, []).append(run)
+    return passes
 
 
 def unanswered(runs: Iterable[Run]) -> list[Run]:
@@ -169,19 +169,19 @@ def unanswered(runs: Iterable[Run]) -> list[Run]:
 
 def failures_by_wheel(runs: Iterable[Run]) -> dict[str, str]:
     """sha256 of a wheel -> the GPUs on which its selftest failed, without an answer, as part of a sentence."""
-    found: dict[str, list[str]] = {}
+    failures: dict[str, list[str]] = {}
     for run in reversed(unanswered(runs)):
-        found.setdefault(run.sha256, []).append(f"{run.where} ({run.date})")
-    return {sha256: ", ".join(devices) for sha256, devices in found.items()}
+        failures.setdefault(run.sha256, []).append(f"{run.where} ({run.date})")
+    return {sha256: ", ".join(devices) for sha256, devices in failures.items()}
 
 
 def by_wheel(runs: Iterable[Run]) -> dict[str, str]:
     """sha256 of a wheel -> the GPUs on which its selftest passed, oldest run first, as part of a sentence."""
-    found: dict[str, list[str]] = {}
+    passes: dict[str, list[str]] = {}
     for run in sorted(runs, key=lambda each: each.date):
         if run.ok:
-            found.setdefault(run.sha256, []).append(f"{run.where} ({run.date})")
-    return {sha256: ", ".join(devices) for sha256, devices in found.items()}
+            passes.setdefault(run.sha256, []).append(f"{run.where} ({run.date})")
+    return {sha256: ", ".join(devices) for sha256, devices in passes.items()}
 
 
 class _Complaint:
@@ -203,11 +203,11 @@ def _read_wheel(path: Path) -> WheelFile:
         raise DataError(f"{path} is no wheel: {error}", remedy="Give --wheel the published file.") from error
 
 
-def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: WheelFile) -> None:
+def _check_wheel(say: _Complaint, claim: Mapping[str, Any], wheel: WheelFile) -> None:
     """Raises DataError unless the report's digest is the digest of the wheel's contents."""
     digest = sources.module("diagnosis.selftest.wheel").contents(wheel.record.decode())
-    if found["contents"] != digest:
-        raise say("wheel/contents", found["contents"], f"is not the digest of {wheel.name}, which is {digest}")
+    if claim["contents"] != digest:
+        raise say("wheel/contents", claim["contents"], f"is not the digest of {wheel.name}, which is {digest}")
 
 
 def _check_machine(say: _Complaint, machine: Mapping[str, Any], wheel: Mapping[str, Any], versions: Versions) -> None:

@@ -32,11 +32,9 @@ class Home:
                 remedy="Give --repo owner/name, or set GITHUB_REPOSITORY.",
             )
         pages = f"{owner.lower()}.github.io"
-        given = url or f"https://{pages}/{'' if project.lower() == pages else f'{project}/'}"
-        parts = urlsplit(given)
+        site = url or f"https://{pages}/{'' if project.lower() == pages else f'{project}/'}"
+        parts = urlsplit(site)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-            raise DataError(
-                f"{given!r} is not the URL of a site", remedy="Give one such as https://example.org/wheels/"
-            )
+            raise DataError(f"{site!r} is not the URL of a site", remedy="Give one such as https://example.org/wheels/")
         server = os.environ.get("GITHUB_SERVER_URL") or "https://github.com"
-        return cls(url=given.rstrip("/") + "/", repository=f"{server}/{name}")
+        return cls(url=site.rstrip("/") + "/", repository=f"{server}/{name}")

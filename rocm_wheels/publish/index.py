@@ -143,24 +143,24 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
     )
 
 
-def _in_directory(found: Catalogue, directory: str) -> Catalogue:
+def _in_directory(stock: Catalogue, directory: str) -> Catalogue:
     """The files in the index of one directory; "" is the root."""
     return replace(
-        found,
-        wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
-        interfaces=tuple(wheel for wheel in found.interfaces if wheel.directory == directory),
-        unlabelled=tuple(wheel for wheel in found.unlabelled if wheel.directory == directory),
-        unverified=tuple(link for link in found.unverified if link.directory == directory),
+        stock,
+        wheels=tuple(wheel for wheel in stock.wheels if wheel.directory == directory),
+        interfaces=tuple(wheel for wheel in stock.interfaces if wheel.directory == directory),
+        unlabelled=tuple(wheel for wheel in stock.unlabelled if wheel.directory == directory),
+        unverified=tuple(link for link in stock.unverified if link.directory == directory),
     )
 
 
-def _write_pages(found: Catalogue, directory: Path, *, title: str) -> None:
+def _write_pages(stock: Catalogue, directory: Path, *, title: str) -> None:
     """Writes simple/ with a page for each project. flash-attn has a page even if none of its wheels is listed."""
-    bare = [link for link in found.unverified if not names.is_interface(link.name)]
+    bare = [link for link in stock.unverified if not names.is_interface(link.name)]
     projects: dict[str, list[Link]] = {
-        PROJECT: [link for link in (*found.wheels, *found.unlabelled, *bare) if link.listed]
+        PROJECT: [link for link in (*stock.wheels, *stock.unlabelled, *bare) if link.listed]
     }
-    for link in (*found.interfaces, *found.unverified):
+    for link in (*stock.interfaces, *stock.unverified):
         if names.is_interface(link.name) and link.listed:
             projects.setdefault(canonicalize_name(names.parse_interface(link.name)[0]), []).append(link)
     root = [Anchor(text=project, href=f"{project}/") for project in projects]
@@ -218,8 +218,8 @@ def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[s
     }
 
 
-def _choices(found: set[str]) -> list[tuple[str, str]]:
-    return [(version, version) for version in sorted(found, key=version_key)]
+def _choices(values: set[str]) -> list[tuple[str, str]]:
+    return [(version, version) for version in sorted(values, key=version_key)]
 
 
 @functools.cache

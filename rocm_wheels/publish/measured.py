@@ -41,7 +41,7 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
     Raises DataError for a report about another file than the wheel of that name in `dist`. Returns an empty list if the
     directory does not exist, because no GPU job ran.
     """
-    found = []
+    adopted = []
     for path in sorted(verdicts.glob(f"*{VERDICT}")) if verdicts.is_dir() else []:
         verdict_of_gpu = verdict.read(path)
         wheel = dist / path.name.removesuffix(VERDICT)
@@ -51,8 +51,8 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
                 f"{path} is not about {wheel}", remedy="Run the GPU job again on the wheels that are to be published."
             )
         verdict_of_gpu.with_reports_of(earlier).write(wheel)
-        found.append(wheel.name)
-    return found
+        adopted.append(wheel.name)
+    return adopted
 
 
 def seen_on_windows(dist: Path, reports: Path) -> list[str]:
@@ -61,7 +61,7 @@ def seen_on_windows(dist: Path, reports: Path) -> list[str]:
     Raises DataError for a report of another format, or about another file than the wheel of that name in `dist`.
     Returns an empty list if the directory does not exist, because no such job ran.
     """
-    found: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, str]] = {}
     for path in sorted(reports.rglob("*.json")) if reports.is_dir() else []:
         report = schema.load(path.name, path.read_bytes(), _MAX_BYTES)
         if wrong := list(schema.problems(report, _WINDOWS)):
@@ -71,13 +71,13 @@ def seen_on_windows(dist: Path, reports: Path) -> list[str]:
             if earlier is None or earlier.sha256 != each["sha256"]:
                 raise DataError(f"{path} is not about {dist / each['wheel']}", remedy=_WINDOWS_AGAIN)
             seen = f"{report['system']}, Python {each['python']}, torch {each['torch']}: {each['checks']} checks passed"
-            found.setdefault(each["wheel"], {})[report["installer"]] = seen
-    for name, details in found.items():
+            results.setdefault(each["wheel"], {})[report["installer"]] = seen
+    for name, details in results.items():
         path = dist / name
         report = verdict.read(path.with_name(name + VERDICT))
         stages = {**report.stages, verdict.WINDOWS: Stage(status=verdict.PASSED, details=details)}
         replace(report, stages=stages).write(path)
-    return sorted(found)
+    return sorted(results)
 
 
 def attach(dist: Path, summary: Path) -> list[str]:
@@ -86,11 +86,11 @@ def attach(dist: Path, summary: Path) -> list[str]:
 
     Raises DataError if the file has another format. Returns an empty list if that wheel is not in `dist`.
     """
-    found = schema.load(summary.name, summary.read_bytes(), _MAX_BYTES)
-    wrong = list(schema.problems(found, verdict.BENCHMARKS))
+    trend = schema.load(summary.name, summary.read_bytes(), _MAX_BYTES)
+    wrong = list(schema.problems(trend, verdict.BENCHMARKS))
     if wrong:
         raise DataError(f"{summary} is not what benchmarks/trend.py writes: {wrong[0]}", remedy="Run the trend again.")
-    version, python = found["environment"]["flash_attn"], found["environment"]["python"]
+    version, python = trend["environment"]["flash_attn"], trend["environment"]["python"]
     measured = [
         wheel.name
         for wheel in directory.read(dist).wheels
@@ -98,5 +98,5 @@ def attach(dist: Path, summary: Path) -> list[str]:
     ]
     for name in measured:
         path = dist / name
-        replace(verdict.read(path.with_name(name + VERDICT)), benchmarks=found).write(path)
+        replace(verdict.read(path.with_name(name + VERDICT)), benchmarks=trend).write(path)
     return measured

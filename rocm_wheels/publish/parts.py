@@ -95,9 +95,9 @@ def _commit(name: str, archive: tarfile.TarFile, top: str) -> str:
         raise PublishFailed(f"{name} has {manifests} manifests Cargo.toml, not one", remedy=_AGAIN)
     if not vcs:
         raise PublishFailed(f"{name} names no commit: it was packed outside of a checkout", remedy=_AGAIN)
-    found: Any = schema.load(f".cargo_vcs_info.json of {name}", vcs, 1 << 16)
-    if wrong := next(schema.problems(found, _VCS), None):
+    info: Any = schema.load(f".cargo_vcs_info.json of {name}", vcs, 1 << 16)
+    if wrong := next(schema.problems(info, _VCS), None):
         raise PublishFailed(f"{name}: .cargo_vcs_info.json: {wrong}", remedy=_AGAIN)
-    if found["git"].get("dirty"):
+    if info["git"].get("dirty"):
         raise PublishFailed(f"{name} was packed with changes that are not committed", remedy=COMMIT_REMEDY)
-    return str(found["git"]["sha1"])
+    return str(info["git"]["sha1"])

@@ -59,12 +59,12 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
             continue
         immutable |= not release["draft"] and bool(release.get("immutable"))
         fields = {**release, "assets": list(api.assets(release["id"]))}
-        found = wheels_in(api, fields)
+        stock = wheels_in(api, fields)
         plan = plan_of(api, fields, commit)
-        held |= held_wheels(found, plan, commit, digests(public))
+        held |= held_wheels(stock, plan, commit, digests(public))
         if plan is not None:
             held |= {each.stem: each.targets for each in plan.wheels if each.unchanged_in}
-            public += [wheel for wheel in own_public(release, found) if wheel.build < plan.build_of(wheel.stem)]
+            public += [wheel for wheel in own_public(release, stock) if wheel.build < plan.build_of(wheel.stem)]
     return {
         "tag": tag,
         "commit": commit,
@@ -149,8 +149,8 @@ def public_wheels(api: GitHub, *, but: str) -> list[PublicWheel]:
         if not release["draft"] and release["tag_name"] != but and not names.is_nightly(release["tag_name"])
     ]
     finals = {release["tag_name"] for release in catalogue.final(releases)}
-    found = catalogue.from_releases(releases, lambda asset: api.download(asset["browser_download_url"]), {})
-    return _public(found, finals)
+    stock = catalogue.from_releases(releases, lambda asset: api.download(asset["browser_download_url"]), {})
+    return _public(stock, finals)
 
 
 def own_public(release: Mapping[str, Any], found: Catalogue) -> list[PublicWheel]:
@@ -158,12 +158,12 @@ def own_public(release: Mapping[str, Any], found: Catalogue) -> list[PublicWheel
     return [] if release["draft"] else _public(found, finals=())
 
 
-def _public(found: Catalogue, finals: Collection[str]) -> list[PublicWheel]:
+def _public(stock: Catalogue, finals: Collection[str]) -> list[PublicWheel]:
     tested: dict[str, str] = {}
-    for wheel in found.wheels:
+    for wheel in stock.wheels:
         tested.update(wheel.verdict.beside)
-    contents = {wheel.name: wheel.verdict.contents for wheel in found.wheels} | tested
-    targets = {wheel.name: wheel.verdict.targets for wheel in found.wheels}
+    contents = {wheel.name: wheel.verdict.contents for wheel in stock.wheels} | tested
+    targets = {wheel.name: wheel.verdict.targets for wheel in stock.wheels}
     return [
         PublicWheel(
             name=link.name,
@@ -173,5 +173,5 @@ def _public(found: Catalogue, finals: Collection[str]) -> list[PublicWheel]:
             targets=targets.get(link.name, ()),
             release=link.release,
         )
-        for link in (*found.wheels, *found.interfaces, *found.unverified)
+        for link in (*stock.wheels, *stock.interfaces, *stock.unverified)
     ]

@@ -30,18 +30,18 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     of them, nothing is sent, no draft stays, and the result is "". Raises PublishFailed or DataError if something must
     not be published (nothing is sent then) or could not be published.
     """
-    directory, wanted = assets.collect(dist, commit=commit)
+    directory, uploads = assets.collect(dist, commit=commit)
     wheels = directory.wheels
     own, public = plans.of_directory(directory, tag, commit), published.public_wheels(api, but=tag)
     plans.check_targets(own, public)
-    unchanged = _unchanged(directory, wanted, public, say)
+    unchanged = _unchanged(directory, uploads, public, say)
     own = own.unchanged({names.stem(name): release for name, release in unchanged.items()})
     kept = set(unchanged)
     release = Release(api, tag, commit, say)
     listing = release.without_leftovers()
     if not release.draft:
-        kept |= _public_packings(listing, wanted, say)
-    by_name = {asset.name: asset for asset in wanted}
+        kept |= _public_packings(listing, uploads, say)
+    by_name = {asset.name: asset for asset in uploads}
     for wheel in wheels:
         if wheel.name not in kept and release.foreign_wheel(by_name[wheel.name], wheel.verdict, listing):
             say(f"{wheel.name}: the same contents are there from another run and stay")
@@ -51,20 +51,20 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
         for wheel in wheels
         if wheel.name not in kept and (name := wheel.name + names.VERDICT)
     }
-    sent = [reports.get(asset.name, asset) for asset in wanted if names.owner(asset.name) not in kept]
-    wanted = [asset for asset in sent if asset is not None]
-    if not listing.keys() - {FILE} and not any(asset.name.endswith(".whl") for asset in wanted):
+    sent = [reports.get(asset.name, asset) for asset in uploads if names.owner(asset.name) not in kept]
+    uploads = [asset for asset in sent if asset is not None]
+    if not listing.keys() - {FILE} and not any(asset.name.endswith(".whl") for asset in uploads):
         release.drop_empty_draft()
         say(f"nothing is new since the last release: {tag} needs no wheels, and no release")
         return ""
-    say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
-    release.check(wanted, listing)
+    say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(uploads)} assets to be there")
+    release.check(uploads, listing)
     assets.check_count([*listing, *by_name, FILE])
     known = plans.held(release, listing) is not None
     listing = plans.drop_leftovers(release, plans.write(release, own), release.listing(), known=known)
     try:
-        for number, asset in enumerate(wanted, start=1):
-            say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
+        for number, asset in enumerate(uploads, start=1):
+            say(f"[{number}/{len(uploads)}] {asset.name} {size(asset.size)}")
             say(f"  {release.upload(asset, listing.get(asset.name))}")
     except PublishFailed:
         # Another run may have published the release meanwhile: its sums must cover the files added so far.
@@ -73,15 +73,15 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
                 release.write_sums([])
         raise
     # Over everything in the release, not only this directory, because wheels may have been added later.
-    say(f"{SUMS}\n  {release.write_sums(wanted)}")
-    say(f"verified: {len(wanted) + 1} assets, by size and sha256")
-    found = _wheels_of(release, wanted)
-    _write_notes(release, found, index_url)
+    say(f"{SUMS}\n  {release.write_sums(uploads)}")
+    say(f"verified: {len(uploads) + 1} assets, by size and sha256")
+    stock = _wheels_of(release, uploads)
+    _write_notes(release, stock, index_url)
     release.check_only()
-    plans.check_complete(release, own, found)
+    plans.check_complete(release, own, stock)
     release.publish()
-    release.write_sums(wanted)  # another run may have added files between the check and the publication
-    say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {len(found.wheels)} in it")
+    release.write_sums(uploads)  # another run may have added files between the check and the publication
+    say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {len(stock.wheels)} in it")
     return str(release.fields["html_url"])
 
 
@@ -91,14 +91,14 @@ def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
     if commit is None or all(release["tag_name"] != tag for release in api.releases()):
         raise PublishFailed(f"there is no release {tag}", remedy="See `gh release list`.")
     release = Release(api, tag, commit, say)
-    found = _wheels_of(release, [])
-    _write_notes(release, found, index_url)
-    say(f"notes of {tag}: {len(found.wheels)} wheels, {release.fields['html_url']}")
+    stock = _wheels_of(release, [])
+    _write_notes(release, stock, index_url)
+    say(f"notes of {tag}: {len(stock.wheels)} wheels, {release.fields['html_url']}")
 
 
 def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) -> None:
     """All checks of `publish`, and a line for each wheel that would be sent; makes no request to GitHub."""
-    directory, wanted = assets.collect(dist)
+    directory, uploads = assets.collect(dist)
     wheels = directory.wheels
     commits = sorted({wheel.verdict.commit for wheel in wheels})
     if len(commits) > 1:
@@ -107,28 +107,28 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
             remedy="Build them all from the commit of the release.",
         )
     plan = plans.of_directory(directory, tag, (commits or [""])[0])
-    wanted.append(assets.of_bytes(FILE, plan.as_json().encode(), final=False))
-    wanted.append(assets.sums({asset.name: asset.sha256 for asset in wanted}))
+    uploads.append(assets.of_bytes(FILE, plan.as_json().encode(), final=False))
+    uploads.append(assets.sums({asset.name: asset.sha256 for asset in uploads}))
     for name, group in groupby(
-        sorted(wanted, key=lambda asset: names.owner(asset.name)), lambda asset: names.owner(asset.name)
+        sorted(uploads, key=lambda asset: names.owner(asset.name)), lambda asset: names.owner(asset.name)
     ):
         own, *beside = sorted(group, key=lambda asset: asset.name != name)
         parts = f" with {', '.join(sorted(asset.name.removeprefix(name) for asset in beside))}" if beside else ""
         say(f"{own.sha256}  {size(sum(asset.size for asset in (own, *beside))):>10}  {name}{parts}")
     notes.render(wheels, tag=tag, index_url=index_url, new="", repository=repository)
-    total = size(sum(asset.size for asset in wanted))
-    say(f"dry run: release {tag} would hold these {len(wanted)} assets, {total}; nothing was sent")
+    total = size(sum(asset.size for asset in uploads))
+    say(f"dry run: release {tag} would hold these {len(uploads)} assets, {total}; nothing was sent")
 
 
 def _unchanged(
-    directory: Directory, wanted: Sequence[Asset], public: Sequence[PublicWheel], say: Say
+    directory: Directory, uploads: Sequence[Asset], public: Sequence[PublicWheel], say: Say
 ) -> dict[str, str]:
     """Wheel -> tag of the final release that already has its contents. Raises PublishFailed for a public name with
     other contents.
     """
     known = {wheel.name: wheel for wheel in public}
     kept = {}
-    for asset in wanted:
+    for asset in uploads:
         if (file := directory.files.get(asset.name)) is None or (other := known.get(asset.name)) is None:
             continue
         if file.sha256 == other.sha256 and not other.final:
@@ -144,11 +144,11 @@ def _unchanged(
     return kept
 
 
-def _public_packings(listing: Listing, wanted: Sequence[Asset], say: Say) -> set[str]:
+def _public_packings(listing: Listing, uploads: Sequence[Asset], say: Say) -> set[str]:
     """The interface wheels and the crate that are public in this release. Packed again at the same commit, they differ
     only in the version of the build backend or of cargo.
     """
-    packed = {asset.name for asset in wanted if names.is_interface(asset.name) or asset.name.endswith(".crate")}
+    packed = {asset.name for asset in uploads if names.is_interface(asset.name) or asset.name.endswith(".crate")}
     for name in sorted(packed & listing.keys()):
         say(f"{name}: the one that is public stays")
     return packed & listing.keys()
@@ -163,19 +163,19 @@ def _with_reports(release: Release, wheel: Wheel, own: Asset, listing: Listing, 
     if there is None or there["state"] != "uploaded" or own.is_there(there):
         return own
     try:
-        found = verdict.parse(own.name, release.api.download(there["url"]))
+        earlier = verdict.parse(own.name, release.api.download(there["url"]))
     except DataError:
         return own
-    if found.sha256 != wheel.sha256:
+    if earlier.sha256 != wheel.sha256:
         return own
-    merged = wheel.verdict.with_reports_of(found)
+    merged = wheel.verdict.with_reports_of(earlier)
     if failed := [gpu for gpu, report in merged.gpu_reports.items() if not report.ok]:
         raise PublishFailed(
             f"the verdict of {wheel.name} in release {release.tag} says that it failed on {', '.join(failed)}",
             remedy=f"Test it there, on that GPU: python -m rocm_wheels verify --require-gpu {wheel.name}",
         )
-    if merged == found:
-        if found != wheel.verdict:
+    if merged == earlier:
+        if earlier != wheel.verdict:
             say(f"{wheel.name}: its verdict in the release has more results and stays")
         return None
     if release.immutable:
@@ -184,16 +184,16 @@ def _with_reports(release: Release, wheel: Wheel, own: Asset, listing: Listing, 
     return own if merged == wheel.verdict else assets.of_bytes(own.name, merged.as_json().encode(), final=False)
 
 
-def _write_notes(release: Release, found: Catalogue, index_url: str) -> None:
+def _write_notes(release: Release, stock: Catalogue, index_url: str) -> None:
     """Sets name and notes of the release. Raises PublishFailed if its wheels are of several commits."""
     api, tag = release.api, release.tag
-    if others := [wheel for wheel in found.wheels if wheel.verdict.commit != release.commit]:
+    if others := [wheel for wheel in stock.wheels if wheel.verdict.commit != release.commit]:
         raise PublishFailed(
             f"release {tag} is of commit {release.commit} and holds {others[0].name} of {others[0].verdict.commit}",
             remedy=f"Delete the draft and start again: gh release delete {tag}",
         )
     page = notes.render(
-        found.wheels,
+        stock.wheels,
         tag=tag,
         index_url=index_url,
         new=api.generated_notes(tag, release.commit),
@@ -202,9 +202,9 @@ def _write_notes(release: Release, found: Catalogue, index_url: str) -> None:
     release.update(name=tag, body=page)
 
 
-def _wheels_of(release: Release, wanted: Sequence[Asset]) -> Catalogue:
+def _wheels_of(release: Release, uploads: Sequence[Asset]) -> Catalogue:
     """All wheels of the release. Files that are in this directory are not downloaded again."""
-    local = {asset.name: asset for asset in wanted}
+    local = {asset.name: asset for asset in uploads}
 
     def fetch(asset: Mapping[str, Any]) -> bytes:
         known = local.get(asset["name"])
@@ -214,9 +214,9 @@ def _wheels_of(release: Release, wanted: Sequence[Asset]) -> Catalogue:
             return file.read()
 
     fields = {**release.fields, "assets": list(release.listing().values())}
-    found = catalogue.from_releases([fields], fetch, yanks.load(), yanks.withdrawn())
-    if found.problems:
+    stock = catalogue.from_releases([fields], fetch, yanks.load(), yanks.withdrawn())
+    if stock.problems:
         raise PublishFailed(
-            "\n".join(found.problems), remedy="Download the wheel, run `verify` on it, and publish both again."
+            "\n".join(stock.problems), remedy="Download the wheel, run `verify` on it, and publish both again."
         )
-    return found
+    return stock

@@ -57,14 +57,14 @@ class Release:
 
     def listing(self) -> Listing:
         """The current assets by name, in any state; each uploaded asset has a digest."""
-        found = {}
+        assets = {}
         for asset in self.api.assets(self.fields["id"]):
-            found[asset["name"]] = asset
+            assets[asset["name"]] = asset
             if asset["state"] == "uploaded" and catalogue.asset_sha256(asset) is None:
                 if asset["id"] not in self._digests:
                     self._digests[asset["id"]] = hashlib.sha256(self.api.download(asset["url"])).hexdigest()
                 asset["digest"] = f"sha256:{self._digests[asset['id']]}"
-        return found
+        return assets
 
     def without_leftovers(self) -> Listing:
         """The listing after leftovers of killed runs are completed or deleted: unfinished uploads block their names.
@@ -106,13 +106,13 @@ class Release:
             return None
         try:
             sha256 = catalogue.asset_sha256(there) or ""
-            found = catalogue.checked_verdict(wanted.name, sha256, self.api.download(claim["url"]))
+            report = catalogue.checked_verdict(wanted.name, sha256, self.api.download(claim["url"]))
         except DataError:
             return None
-        if found.contents == verdict.contents:
-            return found
+        if report.contents == verdict.contents:
+            return report
         raise PublishFailed(
-            f"release {self.tag} holds {wanted.name} with other contents, of commit {found.commit or 'unknown'}",
+            f"release {self.tag} holds {wanted.name} with other contents, of commit {report.commit or 'unknown'}",
             remedy="Build with --published: changed contents get the next build number."
             if not self.draft
             else f"Delete the draft (gh release delete {self.tag}) if its wheels are the wrong ones.",
@@ -204,62 +204,62 @@ class Release:
         """The names of the files in a release, without its plan, with which every draft begins."""
         return {asset["name"] for asset in self.api.assets(release)} - {FILE, FILE + _NEXT}
 
-    def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def _send(self, asset: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
         # A run may delete files that it saw at its start, and files that it uploaded. Other files belong to
         # another run.
         own = {there["id"]} if there is not None else set()
         for attempt in range(github.ATTEMPTS):
             if there is not None:
                 self.still_draft()
-                self._may_delete(wanted, there, own)
+                self._may_delete(asset, there, own)
                 self.api.delete_asset(there["id"])
-            there = self._once(wanted, attempt, own)
-            if there is not None and wanted.is_there(there):
+            there = self._once(asset, attempt, own)
+            if there is not None and asset.is_there(there):
                 return there
-        raise PublishFailed(f"{wanted.name} could not be sent in {github.ATTEMPTS} attempts", remedy=AGAIN)
+        raise PublishFailed(f"{asset.name} could not be sent in {github.ATTEMPTS} attempts", remedy=AGAIN)
 
-    def _swap(self, wanted: Asset, there: Mapping[str, Any]) -> None:
+    def _swap(self, asset: Asset, there: Mapping[str, Any]) -> None:
         """Replaces a file of a public release: the old file is deleted after the new one is uploaded."""
-        sent = self._send(wanted.renamed(wanted.name + _NEXT), None)
+        sent = self._send(asset.renamed(asset.name + _NEXT), None)
         self.api.delete_asset(there["id"])
-        self.api.rename_asset(sent["id"], wanted.name)
+        self.api.rename_asset(sent["id"], asset.name)
 
-    def _once(self, wanted: Asset, attempt: int, own: set[int]) -> dict[str, Any] | None:
+    def _once(self, asset: Asset, attempt: int, own: set[int]) -> dict[str, Any] | None:
         """One attempt to upload. Returns the asset that GitHub has afterwards, None if it has none. own: receives the
         id of the upload.
         """
         try:
-            sent = self.api.upload(self.fields["upload_url"], wanted.name, wanted.open, wanted.content_type)
+            sent = self.api.upload(self.fields["upload_url"], asset.name, asset.open, asset.content_type)
         except Unanswered as problem:
             wait = github.backoff(attempt)
             self.say(f"  {problem}; looking again in {wait:.0f} s")
             time.sleep(wait)
-            return self.listing().get(wanted.name)
+            return self.listing().get(asset.name)
         own.add(sent["id"])
-        if sent["name"] != wanted.name:
+        if sent["name"] != asset.name:
             self.api.delete_asset(sent["id"])
-            raise PublishFailed(f"GitHub stored {wanted.name} as {sent['name']}", remedy="Rename the file.")
+            raise PublishFailed(f"GitHub stored {asset.name} as {sent['name']}", remedy="Rename the file.")
         if catalogue.asset_sha256(sent) is None:
-            return self.listing().get(wanted.name)
+            return self.listing().get(asset.name)
         return sent
 
-    def _may_delete(self, wanted: Asset, there: Mapping[str, Any], own: Collection[int]) -> None:
+    def _may_delete(self, asset: Asset, there: Mapping[str, Any], own: Collection[int]) -> None:
         """Raises PublishFailed for a file of a public release, and for a file that another run sent meanwhile."""
         if there["state"] != "uploaded":
             return
         if self.draft:
             # Sums and plan are rewritten until they match the release, whoever wrote them.
-            if there["id"] not in own and wanted.name.removesuffix(_NEXT) not in (SUMS, FILE):
+            if there["id"] not in own and asset.name.removesuffix(_NEXT) not in (SUMS, FILE):
                 raise PublishFailed(
-                    f"{wanted.name} came into the draft of {self.tag} meanwhile, with other contents:"
+                    f"{asset.name} came into the draft of {self.tag} meanwhile, with other contents:"
                     " another run publishes under this tag",
                     remedy=f"Wait for the other run, or stop it. {AGAIN}",
                 )
             return
-        if not wanted.final:
-            raise PublishFailed(f"{wanted.name} was made public by another run meanwhile", remedy=AGAIN)
+        if not asset.final:
+            raise PublishFailed(f"{asset.name} was made public by another run meanwhile", remedy=AGAIN)
         raise PublishFailed(
-            f"{wanted.name} is published with other content",
+            f"{asset.name} is published with other content",
             remedy="A published file never changes: build with --published, which gives the next build number,"
             " and yank the wheel if it is wrong.",
         )
@@ -285,11 +285,11 @@ class Release:
 
     def _find_or_create(self) -> dict[str, Any]:
         for attempt in range(github.ATTEMPTS):
-            if found := self.only():
-                return found
+            if release := self.only():
+                return release
             github.settle()  # the draft of a run that was killed a moment ago may not be listed yet
-            if found := self.only():
-                return found
+            if release := self.only():
+                return release
             try:
                 made = self.api.create_release(
                     tag_name=self.tag,
@@ -317,20 +317,20 @@ class Release:
         Any other draft goes if it is empty, or if runs of this command made both at the same commit: a run sends its
         files again. Raises PublishFailed if a person may have filled it.
         """
-        found = [release for release in self.api.releases() if release["tag_name"] == self.tag]
-        files = {release["id"]: self._files(release["id"]) for release in found}
-        found.sort(key=lambda release: (release["draft"], not files[release["id"]], release["id"]))
-        for other in found[1:]:
+        entries = [release for release in self.api.releases() if release["tag_name"] == self.tag]
+        files = {release["id"]: self._files(release["id"]) for release in entries}
+        entries.sort(key=lambda release: (release["draft"], not files[release["id"]], release["id"]))
+        for other in entries[1:]:
             if not other["draft"]:
                 continue
             github.settle()
-            ours = all(FILE in {asset["name"] for asset in self.api.assets(each["id"])} for each in (found[0], other))
-            same = found[0]["target_commitish"] == other["target_commitish"]
+            ours = all(FILE in {asset["name"] for asset in self.api.assets(each["id"])} for each in (entries[0], other))
+            same = entries[0]["target_commitish"] == other["target_commitish"]
             if self._files(other["id"]) and not (ours and same):
                 raise PublishFailed(
-                    f"the drafts {found[0]['id']} and {other['id']} of {self.tag} both hold files",
+                    f"the drafts {entries[0]['id']} and {other['id']} of {self.tag} both hold files",
                     remedy=f"Delete the wrong one: {other['html_url']}",
                 )
             self.say(f"draft {other['id']} of {self.tag} is there a second time and is deleted")
             self.api.delete_release(other["id"])
-        return found[0] if found else None
+        return entries[0] if entries else None

@@ -107,10 +107,10 @@ def read(path: Path) -> Any:
             content = load_json(path.name, file.read(_MAX_BYTES + 1), _MAX_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", remedy="Give the file of the report.") from error
-    wanted = sources.module("diagnosis.selftest.cases").FORMAT
+    expected = sources.module("diagnosis.selftest.cases").FORMAT
     there = content.get("format") if isinstance(content, dict) else None
-    if there != wanted:
-        raise DataError(f"{path.name} has format {shown(there)}, this command reads format {wanted}", remedy=REMEDY)
+    if there != expected:
+        raise DataError(f"{path.name} has format {shown(there)}, this command reads format {expected}", remedy=REMEDY)
     wrong = list(problems(content, SCHEMA))
     if wrong:
         more = f", and {len(wrong) - _MAX_PROBLEMS} more" if len(wrong) > _MAX_PROBLEMS else ""

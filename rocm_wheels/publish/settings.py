@@ -114,8 +114,8 @@ def _refused(selected: dict[str, Any] | None) -> list[str]:
 
 
 def _visibility(repository: Repository) -> Iterator[Finding]:
-    found, name = repository.get(""), "visibility"
-    if not found.get("private") and found.get("visibility", "public") == "public":
+    fields, name = repository.get(""), "visibility"
+    if not fields.get("private") and fields.get("visibility", "public") == "public":
         yield Finding(state=GOOD, name=name, text="public: attestations and Pages need no plan")
         return
     text = "private: attestations need GitHub Enterprise Cloud, Pages a paid plan; without them no release is published"
@@ -141,13 +141,13 @@ def _token(repository: Repository) -> Iterator[Finding]:
 
 
 def _pages(repository: Repository) -> Iterator[Finding]:
-    found, page = repository.get("/pages"), repository.page("pages")
-    if found is None or found.get("build_type") != "workflow":
+    fields, page = repository.get("/pages"), repository.page("pages")
+    if fields is None or fields.get("build_type") != "workflow":
         text = "choose the source GitHub Actions: pages.yml deploys the package index"
         yield Finding(state=MISSING, name="Pages", text=text, page=page)
         return
-    yield Finding(state=GOOD, name="Pages", text=f"{found.get('html_url')}, deployed by Actions")
-    if not found.get("https_enforced", True):
+    yield Finding(state=GOOD, name="Pages", text=f"{fields.get('html_url')}, deployed by Actions")
+    if not fields.get("https_enforced", True):
         yield Finding(state=MISSING, name="Pages over https", text="enforce it: pip trusts the index", page=page)
     policy = (repository.get("/environments/github-pages") or {}).get("deployment_branch_policy")
     branch = repository.get("")["default_branch"]
@@ -172,12 +172,12 @@ def _pages(repository: Repository) -> Iterator[Finding]:
 
 def _release(repository: Repository) -> Iterator[Finding]:
     name, page = "environment release", repository.page("environments")
-    found = repository.get("/environments/release")
-    if found is None:
+    fields = repository.get("/environments/release")
+    if fields is None:
         text = "make it, with reviewers: the jobs that write a release wait for them"
         yield Finding(state=MISSING, name=name, text=text, page=page)
         return
-    rules = {rule["type"]: rule for rule in found.get("protection_rules", [])}
+    rules = {rule["type"]: rule for rule in fields.get("protection_rules", [])}
     required = rules.get("required_reviewers", {})
     reviewers = required.get("reviewers") or []
     if not reviewers:
@@ -188,7 +188,7 @@ def _release(repository: Repository) -> Iterator[Finding]:
         yield Finding(state=MISSING, name=name, text=text, page=page)
     else:
         yield Finding(state=GOOD, name=name, text=f"{len(reviewers)} reviewers")
-    policy = found.get("deployment_branch_policy")
+    policy = fields.get("deployment_branch_policy")
     if policy is None:
         text = "limit it to the tags v*: now a job on any branch can ask for it"
         yield Finding(state=NOTE, name="refs of the environment release", text=text, page=page)
@@ -201,8 +201,8 @@ def _release(repository: Repository) -> Iterator[Finding]:
 
 
 def _allows(repository: Repository, environment: str, ref: str, kind: str) -> bool:
-    found = repository.get(f"/environments/{environment}/deployment-branch-policies") or {}
-    policies = found.get("branch_policies", [])
+    fields = repository.get(f"/environments/{environment}/deployment-branch-policies") or {}
+    policies = fields.get("branch_policies", [])
     return any(each.get("type", "branch") == kind and fnmatch.fnmatchcase(ref, each["name"]) for each in policies)
 
 
@@ -211,11 +211,11 @@ def _tags(repository: Repository) -> Iterator[Finding]:
     kept: set[str] = set()
     for each in repository.get("/rulesets") or []:
         if each["target"] == "tag" and each["enforcement"] == "active":
-            found = repository.get(f"/rulesets/{each['id']}") or {}
-            names = found.get("conditions", {}).get("ref_name", {})
+            ruleset = repository.get(f"/rulesets/{each['id']}") or {}
+            names = ruleset.get("conditions", {}).get("ref_name", {})
             matched = any(_matches(pattern) for pattern in names.get("include", []))
             if matched and not any(_matches(pattern) for pattern in names.get("exclude", [])):
-                kept |= {rule["type"] for rule in found.get("rules", [])}
+                kept |= {rule["type"] for rule in ruleset.get("rules", [])}
     if lacking := {"deletion", "update"} - kept:
         text = f"forbid {' and '.join(sorted(lacking))} of v*: a tag that moves names another commit than its wheels"
         yield Finding(state=MISSING, name=name, text=text, page=page)

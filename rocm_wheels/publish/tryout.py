@@ -60,12 +60,12 @@ def run(site: str, *, installer: str, python: str, torch_index: str = f"{TORCH_I
 
 def newest_universal(summary: dict[str, Any], site: str) -> dict[str, Any]:
     """The universal wheel of the newest release in a site's metadata.json. Raises DataError if it lists none."""
-    found = [wheel for wheel in summary["wheels"] if not wheel["torch"] and wheel["yanked"] is None]
-    if not found:
+    wheels = [wheel for wheel in summary["wheels"] if not wheel["torch"] and wheel["yanked"] is None]
+    if not wheels:
         raise DataError(
             f"{site} offers no universal wheel", remedy="Publish one, or take the mark off (`yank --undo`)."
         )
-    return max(found, key=lambda wheel: (version_key(wheel["flash_attn"])[:3], -len(wheel["flash_attn"])))
+    return max(wheels, key=lambda wheel: (version_key(wheel["flash_attn"])[:3], -len(wheel["flash_attn"])))
 
 
 def listing(site: str) -> dict[str, Any] | None:
@@ -75,8 +75,8 @@ def listing(site: str) -> dict[str, Any] | None:
     """
     try:
         with urllib.request.urlopen(f"{site}metadata.json", timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            content: dict[str, Any] = json.load(answer)
+            return content
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404 and json.loads(PUBLISHED.read_text(encoding="utf-8")) == []:

@@ -98,14 +98,14 @@ def told(site: dict[str, Any], machine: Machine) -> list[str]:
     """Lines with the variables and notes for the machine. Raises NoWheel, with the torch to install, if nothing can be
     installed yet.
     """
-    given = advice.advise(site["advice"], question(machine))
-    if given.state == advice.REFUSE:
-        raise NoWheel(given.reason)
-    if given.state == advice.TORCH:
-        gone = f"torch    {pip()} uninstall -y torch torchvision torchaudio\n" if given.remove else ""
-        raise NoWheel(f"yet      {given.reason}\n{gone}torch    {pip()} {given.torch}\nthen     run this again")
-    variables = [f"variable {name}={value}, set before Python starts" for name, value in given.variables.items()]
-    return [*variables, *(f"note     {note}" for note in given.notes)]
+    answer = advice.advise(site["advice"], question(machine))
+    if answer.state == advice.REFUSE:
+        raise NoWheel(answer.reason)
+    if answer.state == advice.TORCH:
+        gone = f"torch    {pip()} uninstall -y torch torchvision torchaudio\n" if answer.remove else ""
+        raise NoWheel(f"yet      {answer.reason}\n{gone}torch    {pip()} {answer.torch}\nthen     run this again")
+    variables = [f"variable {name}={value}, set before Python starts" for name, value in answer.variables.items()]
+    return [*variables, *(f"note     {note}" for note in answer.notes)]
 
 
 def question(machine: Machine) -> Any:
@@ -236,7 +236,7 @@ def _torch() -> tuple[str | None, str | None]:
 
 def _gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[str, ...]:
     """gfx targets from the kernel driver, else from ROCm's own tool."""
-    found = set()
+    gpus = set()
     for properties in sorted(nodes.glob("*/properties")):
         try:
             versions = re.findall(r"^gfx_target_version (\d+)$", properties.read_text(), re.MULTILINE)
@@ -245,8 +245,8 @@ def _gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[str,
         for version in map(int, versions):
             major, rest = divmod(version, 10000)
             if version:
-                found.add(f"gfx{major}{rest // 100:x}{rest % 100:x}")
-    return tuple(sorted(found or _enumerated()))
+                gpus.add(f"gfx{major}{rest // 100:x}{rest % 100:x}")
+    return tuple(sorted(gpus or _enumerated()))
 
 
 def _enumerated() -> set[str]:

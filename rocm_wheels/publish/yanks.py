@@ -41,12 +41,12 @@ def _tables(path: Path) -> dict[str, dict[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}", remedy="Restore it: git checkout -- FILE.") from error
     root = Table(path.name, "", parse(text, path.name))
-    found = {}
+    tables = {}
     for table in (YANKED, WITHDRAWN):
         wheels = root.table(table)
-        found[table] = {name: wheels.text(name) for name in wheels.names()}
+        tables[table] = {name: wheels.text(name) for name in wheels.names()}
     root.finish()
-    return found
+    return tables
 
 
 def mark(wheel: str, reason: str | None, path: Path = DATA_FILE) -> None:

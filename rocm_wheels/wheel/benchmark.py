@@ -29,13 +29,13 @@ def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
     Raises VerifyFailed without ROCm's torch, and after all benchmarks if some of them failed.
     """
     plan = build.plan_of(wheel)
-    (wanted, *_) = combinations.of(plan, versions.load(), interpreters.found)
-    python = interpreters.find(wanted.python)
+    (combination, *_) = combinations.of(plan, versions.load(), interpreters.found)
+    python = interpreters.find(combination.python)
     build.check_writable(cache=cache, results=output)
     written, failed = [], []
     with work_directory(cache) as work:
         env = work / "env"
-        interpreter = verify.environment(verify.torch_source(wanted, require_gpu=True), python, env)
+        interpreter = verify.environment(verify.torch_source(combination, require_gpu=True), python, env)
         verify.install(interpreter, [wheel], env)
         for script, flag in SUITE:
             result = output.resolve() / f"{Path(script).stem}.json"

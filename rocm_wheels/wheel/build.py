@@ -141,21 +141,21 @@ def verify_again(
             f"{elsewhere[0].name} is for {plans[elsewhere[0]].platform.capitalize()}, this machine cannot run it",
             remedy="Install it there and run: python -m flash_attn.selftest",
         )
-    found = []
+    verdicts = []
     for wheel in wheels:
         check_writable(cache=cache, verdicts=wheel.absolute().parent)
     for wheel in elsewhere:
         with work_directory(cache) as work:
-            found.append(windows.verify(wheel, plans[wheel], work))
+            verdicts.append(windows.verify(wheel, plans[wheel], work))
     here = [(wheel, plans[wheel], _beside(wheel, plans[wheel])) for wheel in wheels if wheel not in elsewhere]
     with work_directory(cache) as work:
-        found += verify.verify_all(here, work, require_gpu=require_gpu, every=every, one_torch=one_torch)
-    if missed := [each for each in found if require_gpu and each.gpu.status != verdict.PASSED]:
+        verdicts += verify.verify_all(here, work, require_gpu=require_gpu, every=every, one_torch=one_torch)
+    if missed := [each for each in verdicts if require_gpu and each.gpu.status != verdict.PASSED]:
         raise VerifyFailed(
             f"{missed[0].wheel} was not tested on a GPU: {missed[0].gpu.status}",
             remedy="Give the job its GPU (--device=/dev/kfd --device=/dev/dri --group-add video).",
         )
-    return found
+    return verdicts
 
 
 def _beside(wheel: Path, plan: Plan) -> list[Path]:

@@ -136,7 +136,7 @@ def _environments(env: Mapping[str, str]) -> list[Environment]:
     """The active environment, else the Python that the user's shell runs."""
     active = env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
     on_path = [shutil.which(name, path=env.get("PATH")) for name in ("python", "python3")]
-    candidates = [Path(active) / "bin/python"] if active else [Path(found) for found in on_path if found]
+    candidates = [Path(active) / "bin/python"] if active else [Path(python) for python in on_path if python]
     return [environment for path in candidates if (environment := _probe(path)) is not None]
 
 

@@ -123,12 +123,12 @@ class Contents:
     def build_info(self) -> dict[str, Any]:
         """The build info in the wheel. Raises DataError if it is missing or malformed."""
         try:
-            found = json.loads(self.text(BUILD_INFO))
+            info = json.loads(self.text(BUILD_INFO))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{self.path.name}: {BUILD_INFO} is not JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(info, dict):
             raise DataError(f"{self.path.name}: {BUILD_INFO} is not a table")
-        return found
+        return info
 
     def record_errors(self) -> list[str]:
         """The errors of its RECORD; empty for a valid wheel."""
@@ -209,15 +209,15 @@ def _is_store(name: str) -> bool:
 def headers(name: str, metadata: bytes) -> Message:
     """The headers of a METADATA. Raises DataError unless name and version match the wheel's file name."""
     try:
-        found = HeaderParser().parsestr(metadata.decode())
+        message = HeaderParser().parsestr(metadata.decode())
     except UnicodeDecodeError as error:
         raise DataError(f"the metadata in {name} is not UTF-8: {error}") from error
     distribution, version = name.split("-")[:2]
-    if re.sub(r"[-_.]+", "_", str(found["Name"])).lower() != distribution.lower():
-        raise DataError(f"the metadata in {name} is of {found['Name']}")
-    if found["Version"] != version:
-        raise DataError(f"the metadata in {name} is of version {found['Version']}")
-    return found
+    if re.sub(r"[-_.]+", "_", str(message["Name"])).lower() != distribution.lower():
+        raise DataError(f"the metadata in {name} is of {message['Name']}")
+    if message["Version"] != version:
+        raise DataError(f"the metadata in {name} is of version {message['Version']}")
+    return message
 
 
 def _bill_without_provenance(name: str, text: bytes) -> bytes:

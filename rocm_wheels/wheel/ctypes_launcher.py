@@ -47,10 +47,10 @@ def bind(platform: str, /) -> str:
     if platform != "hip":
         raise DriverError(f"this launcher is for AMD GPUs, not for {platform}: install the wheel")
     if _hip is None:
-        found = _loaded()
-        if len(found) != 1:
-            raise DriverError(f"torch for ROCm brings one HIP runtime, this process has {', '.join(found) or 'none'}")
-        _hip = ctypes.CDLL(found[0])
+        paths = _loaded()
+        if len(paths) != 1:
+            raise DriverError(f"torch for ROCm brings one HIP runtime, this process has {', '.join(paths) or 'none'}")
+        _hip = ctypes.CDLL(paths[0])
         _hip.hipGetErrorName.restype = _hip.hipGetErrorString.restype = ctypes.c_char_p
     return str(_hip._name)
 

@@ -114,7 +114,7 @@ def _compiling(plan: Plan, cache: Path | None, without: Sequence[str]) -> tuple[
         from rocm_wheels.compile.cache import read
         from rocm_wheels.compile.progress import core_seconds
 
-        wanted = units.find(plan.targets, backend=plan.cell.backend, toolchain=plan.toolchain, without=without)
-    missing = [unit for unit in wanted if cache is None or read(unit, cache) is None]
-    kernels, lacking = (sum(len(unit.kernels) for unit in some) for some in (wanted, missing))
+        selection = units.find(plan.targets, backend=plan.cell.backend, toolchain=plan.toolchain, without=without)
+    missing = [unit for unit in selection if cache is None or read(unit, cache) is None]
+    kernels, lacking = (sum(len(unit.kernels) for unit in some) for some in (selection, missing))
     return kernels, kernels - lacking, core_seconds(missing)

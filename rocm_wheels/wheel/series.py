@@ -85,11 +85,11 @@ class Series:
         with self.log.stage("repair", self.dist) as detail:
             repaired = numbering.assign(mend(raw, self.dist), self.public)
             detail.append(repaired.name)
-        if (wanted := interfaces(plan)) and plan.label not in self.interfaces:
+        if (companions := interfaces(plan)) and plan.label not in self.interfaces:
             into = self.dist if self.packages else work / "packages"
             into.mkdir(exist_ok=True)
-            self.interfaces[plan.label] = [self._interface(each, plan, into) for each in wanted]
-        return repaired, self.interfaces[plan.label] if wanted else []
+            self.interfaces[plan.label] = [self._interface(each, plan, into) for each in companions]
+        return repaired, self.interfaces[plan.label] if companions else []
 
     def _stores(self, plan: Plan) -> dict[str, Path]:
         from rocm_wheels.compile import kernels
@@ -120,5 +120,5 @@ class Series:
 def interfaces(plan: Plan) -> Sequence[Interface]:
     """The interfaces whose wheels accompany the wheel. They run on every system, so the build for Linux makes them."""
     data = versions.load()
-    wanted = plan.platform == DEFAULT and has_interfaces(data, plan.cell)
-    return tuple(data.interfaces.values()) if wanted else ()
+    needed = plan.platform == DEFAULT and has_interfaces(data, plan.cell)
+    return tuple(data.interfaces.values()) if needed else ()

@@ -142,8 +142,8 @@ class Stage:
     @property
     def worst_errors(self) -> Mapping[str, float]:
         """Kind of test -> the largest measured error against the reference."""
-        found: Mapping[str, float] = self.details.get("worst error", {})
-        return found
+        errors: Mapping[str, float] = self.details.get("worst error", {})
+        return errors
 
 
 @dataclass(frozen=True, kw_only=True)

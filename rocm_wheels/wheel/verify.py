@@ -90,7 +90,7 @@ class _Trial:
 
     def verdict(self) -> Verdict:
         tests = [test for each in self.reports for test in each["tests"]]
-        found = Verdict.of(
+        report = Verdict.of(
             contents.read(self.wheel),
             self.plan,
             beside={path.name: contents.read(path).contents for path in self.beside},
@@ -101,7 +101,7 @@ class _Trial:
             failures=tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED)),
         )
         earlier = verdicts.beside(self.wheel)
-        return found.with_reports_of(earlier) if earlier else found
+        return report.with_reports_of(earlier) if earlier else report
 
 
 def verify(
@@ -114,8 +114,8 @@ def verify(
     every: bool = False,
 ) -> Verdict:
     """Tests one wheel as `verify_all` does. Returns its test report."""
-    (found,) = verify_all([(wheel, plan, beside)], work, require_gpu=require_gpu, every=every)
-    return found
+    (verdict,) = verify_all([(wheel, plan, beside)], work, require_gpu=require_gpu, every=every)
+    return verdict
 
 
 def verify_all(
@@ -160,17 +160,17 @@ def verify_all(
         if packages_of_torch is not None:
             shutil.rmtree(packages_of_torch, ignore_errors=True)
 
-    found, written, failed = [], [], []
+    results, written, failed = [], [], []
     for trial in trials:
         verdict = trial.verdict()
-        found.append(verdict)
+        results.append(verdict)
         written.append(verdict.write(trial.wheel))
         if not verdict.ok:
             unmet = "; ".join(f"{name}: {stage.status}" for name, stage in verdict.unmet())
             failed += [f"{trial.wheel.name} did not pass: {unmet}", *verdict.failures, *trial.problems]
     if failed:
         raise VerifyFailed("\n".join(failed), remedy=f"the whole verdict is in {', '.join(map(str, written))}")
-    return found
+    return results
 
 
 def torch_source(wanted: Combination, *, require_gpu: bool = False) -> TorchSource:
@@ -317,8 +317,8 @@ def _selftest(env: Path) -> tuple[Stage, str]:
 
 
 def _torch_words(source: TorchSource, report: Mapping[str, Any] | None) -> str:
-    found = report["torch"] if report else source.requirement
-    return f"PyPI {found}: {source.why}" if source.index is None else f"{source.index} {found}"
+    version = report["torch"] if report else source.requirement
+    return f"PyPI {version}: {source.why}" if source.index is None else f"{source.index} {version}"
 
 
 def _call(command: Sequence[str | Path], *, seconds: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

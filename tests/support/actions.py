@@ -59,13 +59,13 @@ def download(inputs: Mapping[str, Any], workspace: Path, artifacts: Path) -> Non
     target = Path(os.path.normpath(workspace / (inputs.get("path") or ".")))
     there = sorted(artifacts.iterdir(), reverse=True) if artifacts.is_dir() else []
     if name := inputs.get("name"):
-        found = [path for path in there if path.name == name]
-        if not found:
+        result = [path for path in there if path.name == name]
+        if not result:
             raise ActionFailed(f"Artifact {name!r} not found")
     else:
-        found = [path for path in there if _chosen(path.name, inputs)]
-    flat = bool(name) or inputs.get("merge-multiple") is True or len(found) == 1
-    for artifact in found:
+        result = [path for path in there if _chosen(path.name, inputs)]
+    flat = bool(name) or inputs.get("merge-multiple") is True or len(result) == 1
+    for artifact in result:
         shutil.copytree(artifact, target if flat else target / artifact.name, dirs_exist_ok=True)
 
 
@@ -92,17 +92,17 @@ def _matches(pattern: str) -> list[Path]:
     """The files at or below the matches of a pattern. Directories have no entry, so an empty directory is lost."""
     base = _search_path(pattern)
     start = [base] if base == pattern else [str(path) for path in Path(base).glob(os.path.relpath(pattern, base))]
-    found: list[Path] = []
+    result: list[Path] = []
     for each in map(Path, start):
         if not each.exists() or any(part.startswith(".") for part in each.relative_to(base).parts or (each.name,)):
             continue
         if each.is_file():
-            found.append(each)
+            result.append(each)
         for directory, inner, files in os.walk(each, followlinks=True):
             inner[:] = [name for name in inner if not name.startswith(".")]
             paths = [Path(directory, name) for name in files if not name.startswith(".")]
-            found += [path for path in paths if path.is_file()]
-    return found
+            result += [path for path in paths if path.is_file()]
+    return result
 
 
 def _search_path(pattern: str) -> str:

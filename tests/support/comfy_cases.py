@@ -197,13 +197,13 @@ def case_unpatched() -> None:
 def new_case_tensor_containers() -> None:
     """ComfyUI since 0.33: tensors in containers. Later also an attention that the checkpoint prefers."""
     q = draw(1, 9, 64)
-    model, wanted = patched(), theirs.attention_pytorch(q, q, q, 2)
+    model, expected = patched(), theirs.attention_pytorch(q, q, q, 2)
     preferred: dict[str, Any] = {}
     if "preferred_attention" in inspect.getsource(theirs.wrap_attn):
         preferred["preferred_attention"] = SimpleNamespace(function=lambda q, *_args, **_kwargs: torch.zeros_like(q))
         assert not theirs.attention_pytorch(q, q, q, 2, **preferred).any()
     containers = [theirs.AttentionTensorContainer(q.clone()) for _ in range(3)]
-    close(theirs.attention_pytorch(*containers, 2, **preferred, transformer_options=options_of(model)), wanted)
+    close(theirs.attention_pytorch(*containers, 2, **preferred, transformer_options=options_of(model)), expected)
     assert all(container.tensor is None for container in containers)
     assert finish(model) == SERVED
 
@@ -303,9 +303,9 @@ def real_case_unet() -> None:
     x, t, context = draw(2, 4, 16, 16), torch.tensor([3.0, 500.0]), draw(2, 7, 24, seed=1)
     got = unet(x, t, context=context, transformer_options=options_of(model).copy())
     text = finish(model)
-    wanted = unet(x, t, context=context, transformer_options={})
-    assert wanted.std() > 0
-    close(got, wanted)
+    expected = unet(x, t, context=context, transformer_options={})
+    assert expected.std() > 0
+    close(got, expected)
     assert text == "flash_attn served 14 attention calls; 0 went elsewhere", text
 
 
@@ -327,9 +327,9 @@ def real_case_flux() -> None:
     arguments = {"timestep": t, "context": context, "y": y, "guidance": torch.tensor([3.5])}
     got = flux(x, **arguments, transformer_options=options_of(model).copy())
     text = finish(model)
-    wanted = flux(x, **arguments, transformer_options={})
-    assert wanted.std() > 0
-    close(got, wanted)
+    expected = flux(x, **arguments, transformer_options={})
+    assert expected.std() > 0
+    close(got, expected)
     assert text == "flash_attn served 4 attention calls; 0 went elsewhere", text
 
 

@@ -47,10 +47,10 @@ class Command:
 
 def commands(page: str) -> list[Command]:
     """The commands of a page, in their order. A page that repeats a command has it once."""
-    found: dict[str, Command] = {}
+    result: dict[str, Command] = {}
     for number, code in parse((ROOT / page).read_text(encoding="utf-8")):
-        found.setdefault(code, Command(page, number, code))
-    return list(found.values())
+        result.setdefault(code, Command(page, number, code))
+    return list(result.values())
 
 
 def parse(text: str) -> list[tuple[int, str]]:

@@ -244,8 +244,8 @@ class _Handler(BaseHTTPRequestHandler):
             public = [
                 release for release in hub.releases.values() if not release["draft"] and release["tag_name"] == tag
             ]
-            found = [asset for release in public for asset in release["assets"] if asset["name"] == name]
-            return self._elsewhere(found[0]["id"]) if found else (404, {"message": "Not Found"}, {})
+            result = [asset for release in public for asset in release["assets"] if asset["name"] == name]
+            return self._elsewhere(result[0]["id"]) if result else (404, {"message": "Not Found"}, {})
         if path.startswith("/objects/"):
             if not anonymous:
                 return 400, {"message": "Only one auth mechanism allowed"}, {}

@@ -65,11 +65,11 @@ class Kernel:
         return params.rstrip("0")
 
     def launch(self, *given: Any) -> None:
-        wanted = len(_LEADING) + len(self._letters)
-        if len(given) != wanted:
+        expected = len(_LEADING) + len(self._letters)
+        if len(given) != expected:
             raise TypeError(
                 f"kernel {self._name} wants {len(self._letters)} arguments after device, stream and grid, "
-                f"got {len(given)} in all (wanted {wanted})"
+                f"got {len(given)} in all (wanted {expected})"
             )
         limits = (2**31 - 1, None, 2**32 - 1, 2**32 - 1, 2**32 - 1)
         for what, limit, value in zip(_LEADING, limits, given, strict=False):

@@ -130,5 +130,5 @@ def with_torch(directory: Path, torch: str) -> Path:
 def installed(python: Path) -> dict[str, str]:
     code = "import importlib.metadata as m; print({d.name.lower(): d.version for d in m.distributions()})"
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, str] = eval(done.stdout)
-    return found
+    result: dict[str, str] = eval(done.stdout)
+    return result

@@ -86,13 +86,13 @@ def undisturbed(dist: Path) -> tuple[str, dict[str, bytes]]:
 
 def check_once(hub: Hub, dist: Path) -> None:
     """Checks that the result equals the result of a run without faults, and that no wheel was stored twice."""
-    found = state(hub)
-    assert found["assets"] == expected(dist)
-    assert found["draft"] is False
-    assert found["body"] == undisturbed(dist)[0]
+    result = state(hub)
+    assert result["assets"] == expected(dist)
+    assert result["draft"] is False
+    assert result["body"] == undisturbed(dist)[0]
     twice = {name for name, count in hub.stored.items() if count > 1}
     assert twice <= {assets.SUMS}, twice
-    assert found["tag"] in hub.tags
+    assert result["tag"] in hub.tags
 
 
 def kill_publish(dist: Path, seed: int) -> Counter[str]:

@@ -234,8 +234,8 @@ def is_as_strict_as_the_fake(bench: Bench) -> None:
         (b"i", "entry", "i", 0, 0, "name"), (b"i", "entry", "i", 0, 1025, "name"), (b"i", "entry", "i", -1, 64, "name"),
         *((b"i", "entry", params, 0, 64, "name") for params in ("B", "B0", "K4097", "B8x", "x", "i0i", "i" * 129)),
     ]  # fmt: skip
-    for given in kernels:
-        equal(_refused(bench.launcher.Kernel, *given), _refused(_Fake, *given))
+    for kernel in kernels:
+        equal(_refused(bench.launcher.Kernel, *kernel), _refused(_Fake, *kernel))
     launches: list[tuple[str, tuple[Any, ...]]] = [
         ("i", ()), ("i", (1, 2)), ("i", (2**31,)), ("i", (0.5,)), ("i", (None,)), ("I", (2**63,)), ("P", (-1,)),
         ("P", (2**64,)), ("P", ("x",)), ("f", (1e39,)), ("f", ("x",)), ("d", (None,)), ("B2", (b"1",)), ("i0", (1, 0)),

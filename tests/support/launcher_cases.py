@@ -162,8 +162,8 @@ def driver_failures_are_told(bench: Bench) -> None:
     for function in (names["load"], names["find"], names["launch"], names["exchange"]):
         one = bench.kernel("i")
         bench.fake.fail(function, 209)
-        wanted = ("kernel_i", "device 0", function, error_name, "209", "no kernel image")
-        with raises(bench.launcher.DriverError, *wanted) as caught:
+        expected = ("kernel_i", "device 0", function, error_name, "209", "no kernel image")
+        with raises(bench.launcher.DriverError, *expected) as caught:
             one.launch(0, 0, 1, 1, 1, 5)
         error: Any = caught[0]
         equal((error.function, error.error, error.code), (function, error_name, 209))
@@ -259,10 +259,10 @@ def references_are_not_leaked(bench: Bench) -> None:
 
 @case("hip", "cuda")
 def attributes_come_from_the_driver(bench: Bench) -> None:
-    wanted = {"registers": 64, "local_bytes": 16, "static_shared_bytes": 512, "max_threads": 256}
+    expected = {"registers": 64, "local_bytes": 16, "static_shared_bytes": 512, "max_threads": 256}
     one = bench.kernel("i")
-    equal(one.attributes(0), wanted)
-    equal(one.attributes(1), wanted)
+    equal(one.attributes(0), expected)
+    equal(one.attributes(1), expected)
     equal(bench.launcher.current_device(), 0)
     if bench.platform == "hip":
         bench.fake.fail("hipFuncGetAttribute", 1)

@@ -30,13 +30,13 @@ def arguments(dist: Path, *more: str) -> list[str]:
 def expected(*dists: Path) -> dict[str, str]:
     """name -> sha256 of every asset that the release of these directories must hold."""
     plan = release_plan.ReleasePlan(tag=TAG, commit=COMMIT, wheels=())
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for dist in dists:
         directory, wanted = assets.collect(dist)
         plan = plan.joined(plans.of_directory(directory, TAG, COMMIT), public=True)
-        found |= {asset.name: asset.sha256 for asset in wanted}
-    found[FILE] = assets.of_bytes(FILE, plan.as_json().encode(), final=False).sha256
-    return {**found, assets.SUMS: assets.sums(found).sha256}
+        result |= {asset.name: asset.sha256 for asset in wanted}
+    result[FILE] = assets.of_bytes(FILE, plan.as_json().encode(), final=False).sha256
+    return {**result, assets.SUMS: assets.sums(result).sha256}
 
 
 def write_plan(directory: Path, dist: Path, tag: str = TAG) -> Path:
@@ -48,12 +48,12 @@ def write_plan(directory: Path, dist: Path, tag: str = TAG) -> Path:
 
 def state(hub: Hub) -> dict[str, Any]:
     """Everything that a visitor of the release sees."""
-    (found,) = hub.releases.values()
-    names = [asset["name"] for asset in found["assets"]]
+    (result,) = hub.releases.values()
+    names = [asset["name"] for asset in result["assets"]]
     assert len(names) == len(set(names))
-    assert {asset["state"] for asset in found["assets"]} <= {"uploaded"}
-    digests = {asset["name"]: hashlib.sha256(hub.content[asset["id"]]).hexdigest() for asset in found["assets"]}
-    return {"tag": found["tag_name"], "draft": found["draft"], "body": found["body"], "assets": digests}
+    assert {asset["state"] for asset in result["assets"]} <= {"uploaded"}
+    digests = {asset["name"]: hashlib.sha256(hub.content[asset["id"]]).hexdigest() for asset in result["assets"]}
+    return {"tag": result["tag_name"], "draft": result["draft"], "body": result["body"], "assets": digests}
 
 
 def silent(_: str) -> None:

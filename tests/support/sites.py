@@ -48,6 +48,6 @@ def build(dist: Path, out: Path, home: Home) -> Path:
         else wheel
         for wheel in local.wheels
     )
-    found = Catalogue(wheels=wheels, interfaces=local.interfaces)
-    index.build(found, out, versions=versions.load(), home=home, files=local.files)
+    result = Catalogue(wheels=wheels, interfaces=local.interfaces)
+    index.build(result, out, versions=versions.load(), home=home, files=local.files)
     return out

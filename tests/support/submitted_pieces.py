@@ -63,7 +63,7 @@ def main(modules: str, library: str) -> None:
         gpu = Gpu()
         gpu.submits = submits
         kernel = watchdog.watched(Kernel(), Variant("fwd", "bf16", 128, "plain"), gpu)  # type: ignore[arg-type]
-        size = found["size"] = kernel.programs_within(SHAPE)  # type: ignore[attr-defined]
+        size = result["size"] = kernel.programs_within(SHAPE)  # type: ignore[attr-defined]
 
         def launch(on: int, seconds: float) -> None:
             nonlocal stream
@@ -96,20 +96,20 @@ def main(modules: str, library: str) -> None:
                 launch(1, 0.04)
             assert fake.library.fake_end_capture() == 1, graph
 
-    found: dict[str, object] = {}
-    found["whole calls, never submitted"] = launches(layers, submits=False)
-    found["whole calls"] = launches(layers)
-    found["short beside whole calls"] = launches(beside_pieces)
-    found["short calls in turn"] = launches(in_turn)
+    result: dict[str, object] = {}
+    result["whole calls, never submitted"] = launches(layers, submits=False)
+    result["whole calls"] = launches(layers)
+    result["short beside whole calls"] = launches(beside_pieces)
+    result["short calls in turn"] = launches(in_turn)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found["two graphs beside short calls"] = launches(beside_a_capture)
-    found["warnings"] = [str(each.message) for each in caught]
+        result["two graphs beside short calls"] = launches(beside_a_capture)
+    result["warnings"] = [str(each.message) for each in caught]
     stream, started = 1, time.perf_counter()
     for _ in range(_TIMED):
         stored.submit("gfx1103", 0)
-    found["microseconds"] = 1e6 * (time.perf_counter() - started) / _TIMED
-    print(json.dumps(found))
+    result["microseconds"] = 1e6 * (time.perf_counter() - started) / _TIMED
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

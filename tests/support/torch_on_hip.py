@@ -140,18 +140,18 @@ def _started() -> None:
     """What sitecustomize does in each process of a run of firstlight."""
     target, _, gpus = os.environ["PRETEND"].partition(":")
 
-    found: dict[bytes, str] = {}
+    result: dict[bytes, str] = {}
 
     def images() -> dict[bytes, str]:
         from flash_attn.core import store
 
         archive = store.open_store(target)
-        if not found and archive is not None:
+        if not result and archive is not None:
             for name, image in archive.images():
                 entry = archive.kernels[name]
                 if entry["params"][0] not in "BK":
-                    found[through_hip.code_of(image, entry["symbol"])[:256]] = name
-        return found
+                    result[through_hip.code_of(image, entry["symbol"])[:256]] = name
+        return result
 
     sys.executable = os.environ["PRETEND_PYTHON"]
     if importlib.util.find_spec("flash_attn") is None:  # the one file, before it unpacks the package

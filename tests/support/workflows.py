@@ -119,7 +119,7 @@ class Expression:
 
     def _look_up(self, name: str) -> Any:
         """The value of a path. An unknown context is an error; a missing key is empty, as on GitHub."""
-        found = self.contexts[name]
+        result = self.contexts[name]
         while True:
             if self._take("."):
                 key = self.tokens.pop(0)[1]
@@ -127,8 +127,8 @@ class Expression:
                 key = self._or()
                 self._need("]")
             else:
-                return found
-            found = found.get(key, "") if isinstance(found, Mapping) else ""
+                return result
+            result = result.get(key, "") if isinstance(result, Mapping) else ""
 
     def _call(self, name: str) -> Any:
         arguments = []
@@ -197,7 +197,7 @@ def ancestors(jobs: Mapping[str, Any], key: str) -> set[str]:
     """All jobs before this one. A job without a condition requires the success of all, and a skipped job did not
     succeed.
     """
-    return {found for need in direct(jobs[key]) for found in (need, *ancestors(jobs, need))}
+    return {result for need in direct(jobs[key]) for result in (need, *ancestors(jobs, need))}
 
 
 @dataclass

@@ -34,15 +34,15 @@ def source() -> Path:
 def copied() -> dict[str, str]:
     """The files of the copy by their paths."""
     original = source()
-    wanted = {"Cargo.toml": (original / "Cargo.toml").read_text(encoding="utf-8")}
+    expected = {"Cargo.toml": (original / "Cargo.toml").read_text(encoding="utf-8")}
     for path in original.glob("src/**/*.rs"):
         name = path.relative_to(original).as_posix().replace("metal", "rocm")
         text = path.read_text(encoding="utf-8")
-        wanted[name] = text.replace("metal", "rocm").replace("Metal", "Rocm")
-    library = wanted["src/lib.rs"].replace("mod dummy_rocm_backend", "pub mod dummy_rocm_backend")
-    wanted["src/lib.rs"] = f"#![allow(unexpected_cfgs)]\n{library}\npub use dummy_rocm_backend as rocm_backend;\n"
-    wanted["src/dummy_rocm_backend.rs"] = (HERE / "rocm_backend.rs").read_text(encoding="utf-8")
-    return wanted
+        expected[name] = text.replace("metal", "rocm").replace("Metal", "Rocm")
+    library = expected["src/lib.rs"].replace("mod dummy_rocm_backend", "pub mod dummy_rocm_backend")
+    expected["src/lib.rs"] = f"#![allow(unexpected_cfgs)]\n{library}\npub use dummy_rocm_backend as rocm_backend;\n"
+    expected["src/dummy_rocm_backend.rs"] = (HERE / "rocm_backend.rs").read_text(encoding="utf-8")
+    return expected
 
 
 MANIFEST = """\
@@ -74,11 +74,11 @@ debug = "line-tables-only"
 
 def make(directory: Path) -> None:
     """Writes the package of `library.rs` and its candle. Files that are there as they should be keep their dates."""
-    wanted = {f"candle-core/{name}": text for name, text in copied().items()}
-    wanted["Cargo.toml"] = MANIFEST.format(library=HERE / "library.rs", crate=CRATE)
+    expected = {f"candle-core/{name}": text for name, text in copied().items()}
+    expected["Cargo.toml"] = MANIFEST.format(library=HERE / "library.rs", crate=CRATE)
     if not (directory / "Cargo.lock").is_file():
-        wanted["Cargo.lock"] = (CRATE / "Cargo.lock").read_text(encoding="utf-8")
-    for name, text in wanted.items():
+        expected["Cargo.lock"] = (CRATE / "Cargo.lock").read_text(encoding="utf-8")
+    for name, text in expected.items():
         path = directory / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)

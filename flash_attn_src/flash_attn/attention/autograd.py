@@ -39,26 +39,26 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     """
     q, k, v = call.q, call.k, call.v
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
-    given = packed or (q, k, v)
-    wanted = call.return_softmax
+    inputs = packed or (q, k, v)
+    requested = call.return_softmax
     if is_transformed():
         out, softmax_lse = second_derivative.transformed(call)
-        return (out, softmax_lse.detach(), q.new_empty((0,))) if wanted else out
+        return (out, softmax_lse.detach(), q.new_empty((0,))) if requested else out
     is_padded = head_dim % _HEAD_DIM_STEP != 0 or head_dim_v % _HEAD_DIM_STEP != 0
     if is_padded or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
     if call.options.softmax_scale is None:
         call.options.softmax_scale = head_dim**-0.5
-    call.return_softmax = wanted and call.options.dropout_p > 0.0
+    call.return_softmax = requested and call.options.dropout_p > 0.0
     padded, softmax_lse, dmask, _ = dispatch.forward(call)
     if ctx is not None:
         tensors, ctx.rest = kept(call)
-        ctx.save_for_backward(padded, softmax_lse, *tensors, *given)
-        ctx.given = len(given)
+        ctx.save_for_backward(padded, softmax_lse, *tensors, *inputs)
+        ctx.given = len(inputs)
         ctx.is_padded = is_padded
         ctx.paged = call.block_table is not None
     out = padded[..., :head_dim_v] if head_dim_v % _HEAD_DIM_STEP else padded
-    if not wanted:
+    if not requested:
         return out
     if dmask is None:
         dmask = q.new_empty((0,))
@@ -81,23 +81,23 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
         return first_only("flash_attn", _first_gradients, ctx, dout)
     saved = ctx.saved_tensors
     _out, _softmax_lse, *tensors = saved[: -ctx.given]
-    given = saved[-ctx.given :]
-    q, k, v = given if len(given) == 3 else (*given[:-1], *given[-1].unbind(-3))
+    inputs = saved[-ctx.given :]
+    q, k, v = inputs if len(inputs) == 3 else (*inputs[:-1], *inputs[-1].unbind(-3))
     call = restore(q, k, v, tuple(tensors), ctx.rest)
     what = second_derivative.refused(call)
     if what is None:
         with torch.no_grad():
             gradients = _first_gradients(ctx, saved, dout)
-        return second_derivative.gradients(gradients, call, given, dout)
+        return second_derivative.gradients(gradients, call, inputs, dout)
     return first_only(what, _first_gradients, ctx, dout, saved=saved)
 
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
     """The gradients of the tensors that autograd tracks (q, k, v, or q and kv, or qkv), then of `options.learned`."""
     out, softmax_lse, *tensors = saved[: -ctx.given]
-    given = saved[-ctx.given :]
-    packed = 4 - len(given)  # number of tensors packed in the last input: 1 = v, 2 = kv, 3 = qkv
-    q, k, v = given if packed == 1 else (*given[:-1], *given[-1].unbind(-3))
+    inputs = saved[-ctx.given :]
+    packed = 4 - len(inputs)  # number of tensors packed in the last input: 1 = v, 2 = kv, 3 = qkv
+    q, k, v = inputs if packed == 1 else (*inputs[:-1], *inputs[-1].unbind(-3))
     # Without padding the op handles strides itself. Dynamo of torch 2.5 cannot trace strides here.
     if ctx.is_padded or not (is_compiling() or dout.stride(-1) == q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
         dout, q, k, v = (_served(x) for x in (dout, q, k, v))
@@ -121,12 +121,12 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
         dbias = torch.empty_like(attn_bias, memory_format=torch.contiguous_format)
     softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if ctx.is_padded:
-        results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))
-    found = {
+        results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, inputs, strict=True))
+    extra = {
         "s_aux": None if s_aux is None else sinks.gradient(s_aux, softmax_lse, softmax_d),
         "attn_bias": dbias,
     }
-    return *results, *(found[name] for name in FIELDS[Options].learned)
+    return *results, *(extra[name] for name in FIELDS[Options].learned)
 
 
 class _Attention(torch.autograd.Function):

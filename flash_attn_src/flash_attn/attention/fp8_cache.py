@@ -16,7 +16,7 @@ _QUERIES = (torch.float16, torch.bfloat16)
 def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> _Three | None:
     """Descales (batch, heads_k) of q, k and v in FP8, 1 where there is none given; None where k is not FP8."""
     heads_k = k.shape[-2]
-    found = []
+    descales = []
     for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
         if descale is None:
             descale = torch.ones((batch, heads_k), dtype=torch.float32, device=q.device)
@@ -33,8 +33,8 @@ def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -
                 f"({batch}, {heads_k}) on {q.device}"
             )
         refuse_gradients(**{name: descale})
-        found.append(descale)
-    q_descale, k_descale, v_descale = found
+        descales.append(descale)
+    q_descale, k_descale, v_descale = descales
     return (q_descale, k_descale, v_descale) if is_fp8(k) else None
 
 
@@ -69,9 +69,9 @@ def set_descales(call: CacheCall, given: Descales) -> None:
     k_cache = call.k_cache
     in_fp8 = is_fp8(k_cache)
     if in_fp8 and k_cache.is_cuda:
-        wanted = backends.select(call.q).fp8_format(call.q)
-        if k_cache.dtype is not wanted:
+        expected = backends.select(call.q).fp8_format(call.q)
+        if k_cache.dtype is not expected:
             name = "q" if is_fp8(call.q) else "k_cache"
-            raise TypeError(f"{name}: got {k_cache.dtype}, wanted {wanted}, the format of this GPU")
+            raise TypeError(f"{name}: got {k_cache.dtype}, wanted {expected}, the format of this GPU")
     if in_fp8 or not given[0] is given[1] is given[2] is None:
         call.descales = descales_of(call.q, k_cache, call.batch, given)

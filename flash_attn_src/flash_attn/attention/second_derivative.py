@@ -77,12 +77,12 @@ def gradients(
     inputs = (*tensors, *learned.values())
     q, k, v = tensors if len(tensors) == 3 else (*tensors[:-1], *tensors[-1].unbind(-3))
     call = replace(call, q=q, k=k, v=v, **learned)
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    variables = [x for x in inputs if x is not None and x.requires_grad]
     with in_own_types(call.q.device.type):
         out, softmax_lse = _attention(call)
         pairs = [(y, dy.to(y.dtype)) for y, dy in ((out, dout), (softmax_lse, dlse)) if dy is not None]
         results, incoming = [y for y, _ in pairs], [dy for _, dy in pairs]
-        again = iter(torch.autograd.grad(results, wanted, incoming, create_graph=True, allow_unused=True))
+        again = iter(torch.autograd.grad(results, variables, incoming, create_graph=True, allow_unused=True))
     with_history = []
     for x, gradient in zip(inputs, computed, strict=True):
         other = next(again) if x is not None and x.requires_grad else None

@@ -23,5 +23,5 @@ def cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensors
     if dtype in _LOW and all(x.dtype is dtype for x in tensors):
         return tensors
-    wanted = torch.get_autocast_dtype(kind)
-    return tuple(x.to(wanted) if x.dtype in (*_LOW, torch.float32) else x for x in tensors)
+    cast_dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(cast_dtype) if x.dtype in (*_LOW, torch.float32) else x for x in tensors)

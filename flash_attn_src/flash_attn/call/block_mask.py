@@ -55,12 +55,12 @@ class BlockMask:
 
     def check(self, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
         """Raises ValueError unless the mask fits tensors of this batch, these heads, lengths and device."""
-        wanted = (-(-seqlen_q // self.block_size[0]), -(-seqlen_k // self.block_size[1]))
+        blocks = (-(-seqlen_q // self.block_size[0]), -(-seqlen_k // self.block_size[1]))
         shape = tuple(self.seen.shape)
-        if shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != wanted:
+        if shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != blocks:
             raise ValueError(
                 f"block_mask: got shape {shape} with blocks of {self.block_size[0]} x {self.block_size[1]}, wanted "
-                f"(1 or {batch}, 1 or {heads}, {wanted[0]}, {wanted[1]}) for {seqlen_q} queries and {seqlen_k} keys"
+                f"(1 or {batch}, 1 or {heads}, {blocks[0]}, {blocks[1]}) for {seqlen_q} queries and {seqlen_k} keys"
             )
         if self.seen.device != device:
             raise ValueError(f"block_mask: got it on {self.seen.device}, wanted {device} as q has: seen.to(q.device)")

@@ -273,5 +273,5 @@ def cache_call(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **
     return CacheCall(q, k_cache, v_cache, _take_options(given), **given)
 
 
-def _take_options(given: dict[str, Any]) -> Options:
-    return Options(**{name: given.pop(name) for name in FIELDS[Options].names if name in given})
+def _take_options(arguments: dict[str, Any]) -> Options:
+    return Options(**{name: arguments.pop(name) for name in FIELDS[Options].names if name in arguments})

@@ -68,7 +68,7 @@ class Mask:
         if (self.ids_q is None) is not (self.ids_k is None):
             missing, other = ("ids_q", "ids_k") if self.ids_q is None else ("ids_k", "ids_q")
             raise ValueError(f"{missing}: got None, wanted int32 ids beside {other}")
-        wanted = {
+        shapes = {
             "ranges": ((batch, heads, seqlen_q, 2, 2), 2),
             "ids_q": ((batch, seqlen_q), 1),
             "ids_k": ((batch, seqlen_k), 1),
@@ -77,7 +77,7 @@ class Mask:
         }
         if self.bits is not None and self.ranges is not None:
             raise ValueError("bits: got a tensor beside ranges, wanted None for one of them")
-        for name, (shape, shared) in wanted.items():
+        for name, (shape, shared) in shapes.items():
             x = getattr(self, name)
             if x is not None:
                 _check(name, x, shape, shared, device)
@@ -122,8 +122,8 @@ def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, devi
     """Raises unless x is int32 of this shape, in which each of the first `shared` axes may have size 1."""
     if not isinstance(x, torch.Tensor) or x.dtype is not torch.int32:
         got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        wanted = _written(shape, shared)
-        raise TypeError(f"{name}: got {got}, wanted an int32 tensor of shape {wanted}: pass {name}.to(torch.int32)")
+        expected = _written(shape, shared)
+        raise TypeError(f"{name}: got {got}, wanted an int32 tensor of shape {expected}: pass {name}.to(torch.int32)")
     fits = x.dim() == len(shape) and all(
         got == size or (got == 1 and axis < shared) for axis, (got, size) in enumerate(zip(x.shape, shape, strict=True))
     )

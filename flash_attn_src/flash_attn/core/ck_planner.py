@@ -50,12 +50,12 @@ def check(sha256: str) -> None:
     A library is code: one that the wheel does not name is never loaded.
     """
     try:
-        found = hashlib.sha256(PATH.read_bytes()).hexdigest()
+        digest = hashlib.sha256(PATH.read_bytes()).hexdigest()
     except OSError as error:
         raise ImportError(f"the planner of the CK backend cannot be read ({error}): reinstall the wheel") from error
-    if found != sha256:
+    if digest != sha256:
         raise ImportError(
-            f"{PATH} is not the planner that the wheel was built with (its sha256 is {found[:16]}..., the wheel names "
+            f"{PATH} is not the planner that the wheel was built with (its sha256 is {digest[:16]}..., the wheel names "
             f"{sha256[:16] or 'none'}...): reinstall the wheel"
         )
 
@@ -64,21 +64,21 @@ def check(sha256: str) -> None:
 def library() -> ctypes.CDLL:
     """The planner library. Raises ImportError if it is missing or has another version."""
     try:
-        found = ctypes.CDLL(str(PATH))
+        planner = ctypes.CDLL(str(PATH))
     except OSError as error:
         raise ImportError(f"the planner of the CK backend does not load ({error}): reinstall the wheel") from error
-    if (version := found.flash_attn_ck_version()) != VERSION:
+    if (version := planner.flash_attn_ck_version()) != VERSION:
         raise ImportError(f"{PATH} has version {version}, this flash_attn wants {VERSION}: reinstall the wheel")
     for function in (
-        found.flash_attn_ck_plan_forward,
-        found.flash_attn_ck_plan_backward,
-        found.flash_attn_ck_plan_decode,
+        planner.flash_attn_ck_plan_forward,
+        planner.flash_attn_ck_plan_backward,
+        planner.flash_attn_ck_plan_decode,
     ):
         function.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-    found.flash_attn_ck_backward_workspace.argtypes = [ctypes.c_char_p]
-    found.flash_attn_ck_backward_workspace.restype = ctypes.c_int64
-    found.flash_attn_ck_kernel.restype = ctypes.c_char_p
-    return found
+    planner.flash_attn_ck_backward_workspace.argtypes = [ctypes.c_char_p]
+    planner.flash_attn_ck_backward_workspace.restype = ctypes.c_int64
+    planner.flash_attn_ck_kernel.restype = ctypes.c_char_p
+    return planner
 
 
 def plan(call: str, parameters: bytes) -> list[Launch]:
@@ -90,11 +90,11 @@ def plan(call: str, parameters: bytes) -> list[Launch]:
     if status != OK:
         message = raw[: raw.index(b"\0")].decode()
         raise UnsupportedError(message) if status == UNSUPPORTED else ValueError(message)
-    found = []
+    launches = []
     for index in range(_COUNT.unpack_from(raw, _MESSAGE)[0]):
         name, x, y, z, _, size, _, content = _LAUNCH.unpack_from(raw, _MESSAGE + 8 + index * _LAUNCH.size)
-        found.append(Launch(name[: name.index(b"\0")].decode(), (x, y, z), content[:size]))
-    return found
+        launches.append(Launch(name[: name.index(b"\0")].decode(), (x, y, z), content[:size]))
+    return launches
 
 
 def backward_workspace(parameters: bytes) -> int:
@@ -105,7 +105,7 @@ def backward_workspace(parameters: bytes) -> int:
 def kernels() -> dict[str, int]:
     """Every kernel that a plan may hold: name -> bytes of its argument."""
     size = ctypes.c_uint32()
-    found: dict[str, int] = {}
-    while name := library().flash_attn_ck_kernel(len(found), ctypes.byref(size)):
-        found[name.decode()] = size.value
-    return found
+    sizes: dict[str, int] = {}
+    while name := library().flash_attn_ck_kernel(len(sizes), ctypes.byref(size)):
+        sizes[name.decode()] = size.value
+    return sizes

@@ -31,10 +31,10 @@ _lock = threading.Lock()
 
 def of(index: int) -> Device:
     """The device with torch's index. Raises ValueError for CPU tensors unless a stand-in for a GPU is set."""
-    found = _devices.get(index)
-    if found is None:
-        found = _devices[index] = _open(index)
-    return found
+    device = _devices.get(index)
+    if device is None:
+        device = _devices[index] = _open(index)
+    return device
 
 
 def _open(index: int) -> Device:
@@ -49,13 +49,13 @@ def _open(index: int) -> Device:
 
 def kernel(index: int, variant: Variant) -> Kernel:
     """The kernel of a variant for a device; found once. Raises what `Device.kernel` does."""
-    found: Kernel | None = kernels.get((index, variant))
-    if found is None:
+    entry: Kernel | None = kernels.get((index, variant))
+    if entry is None:
         with _lock:
-            found = kernels.get((index, variant))
-            if found is None:
-                found = kernels[index, variant] = _watched(of(index), variant)
-    return found
+            entry = kernels.get((index, variant))
+            if entry is None:
+                entry = kernels[index, variant] = _watched(of(index), variant)
+    return entry
 
 
 def _watched(device: Device, variant: Variant) -> Kernel:
@@ -66,12 +66,12 @@ def _watched(device: Device, variant: Variant) -> Kernel:
 
 def plans() -> dict[tuple[object, ...], Any]:
     """Launches that were worked out, by all that they depend on; no tensors. It lives as long as the kernels in it."""
-    found: dict[tuple[object, ...], Any] | None = kernels.get(_PLANS)
-    if found is None:
-        found = kernels[_PLANS] = {}
-    elif len(found) > MAX_PLANS:
-        found.clear()
-    return found
+    cache: dict[tuple[object, ...], Any] | None = kernels.get(_PLANS)
+    if cache is None:
+        cache = kernels[_PLANS] = {}
+    elif len(cache) > MAX_PLANS:
+        cache.clear()
+    return cache
 
 
 def loses_range(index: int, dtype: torch.dtype) -> bool:

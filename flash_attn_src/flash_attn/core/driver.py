@@ -44,7 +44,7 @@ class Driver:
     def _archive(self) -> store.Store | None:
         """The store whose code objects the GPU loads: of its own target, else of the generic target of its family."""
         stores = map(store.open_store, serving_targets(self.target, torch.version.hip))
-        return next((found for found in stores if found is not None), None)
+        return next((candidate for candidate in stores if candidate is not None), None)
 
     def kernel(self, variant: Variant) -> StoreKernel | jit.JitKernel:
         archive = self._archive()
@@ -97,13 +97,13 @@ class Driver:
 
     def stored(self, name: str) -> StoreKernel:
         """A kernel of the store by its name, which no JIT could make. Raises KernelError if the store lacks it."""
-        found: StoreKernel | None = protocol.kernels.get((self.index, name))
-        if found is None:
+        kernel: StoreKernel | None = protocol.kernels.get((self.index, name))
+        if kernel is None:
             archive = self._archive()
             if archive is None or name not in archive.kernels:
                 raise KernelError(
                     f"this flash_attn has no kernel {name} for {self.target} (device {self.index}). Build a wheel that "
                     f"has it: {build_command(VERSION, self.target)}"
                 )
-            found = protocol.kernels.setdefault((self.index, name), StoreKernel(archive, name, self.index))
-        return found
+            kernel = protocol.kernels.setdefault((self.index, name), StoreKernel(archive, name, self.index))
+        return kernel

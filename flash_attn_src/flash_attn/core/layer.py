@@ -27,13 +27,13 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[device
             break
     index = tensor.get_device()
     key = (op, index, tensor.dtype, width, unit)
-    found: device.Kernel | None = device.kernels.get(key)
-    if found is None:
+    kernel: device.Kernel | None = device.kernels.get(key)
+    if kernel is None:
         kind = LAYER_KINDS[unit == 1]
         there = OPERATIONS[op].sizes_for(kind)
         block = next((block for block in there if width <= block), there[-1])
-        found = device.kernels[key] = device.kernel(index, Variant(op, _DTYPES[tensor.dtype], block, kind))
-    return found, unit
+        kernel = device.kernels[key] = device.kernel(index, Variant(op, _DTYPES[tensor.dtype], block, kind))
+    return kernel, unit
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:

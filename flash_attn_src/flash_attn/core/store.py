@@ -49,14 +49,14 @@ class Store:
         try:
             with zipfile.ZipFile(path) as archive:
                 self.manifest: dict[str, Any] = json.loads(archive.read("manifest.json"))
-            found = self.manifest["format"]
-            self.kernels: dict[str, dict[str, Any]] = self.manifest["kernels"] if found == FORMAT else {}
-            self._signatures = [text.split() for text in self.manifest["signatures"]] if found == FORMAT else []
+            version = self.manifest["format"]
+            self.kernels: dict[str, dict[str, Any]] = self.manifest["kernels"] if version == FORMAT else {}
+            self._signatures = [text.split() for text in self.manifest["signatures"]] if version == FORMAT else []
         except _UNREADABLE as error:
             raise KernelError(f"the kernel store {path} cannot be read ({error!r}): reinstall the wheel") from error
-        if found != FORMAT:
+        if version != FORMAT:
             raise KernelError(
-                f"the kernel store {path} has format {found}, this flash_attn reads {FORMAT}: "
+                f"the kernel store {path} has format {version}, this flash_attn reads {FORMAT}: "
                 "reinstall the wheel, its files come from two versions"
             )
 
@@ -99,7 +99,7 @@ class Store:
         content = self._unpacked(self.path, entries, names[0])
         if shared:
             base = self.path.with_name(f"{self.manifest['base']}.zip")
-            code = self._unpacked(base, [{**one, "group": entries[0]["group"]} for one in shared], names[0])
+            code = self._unpacked(base, [{**part, "group": entries[0]["group"]} for part in shared], names[0])
         for name, entry in zip(names, entries, strict=True):
             image = content[entry["offset"] : _end(entry)]
             if (place := entry.get("code")) is not None:
@@ -121,11 +121,11 @@ class Store:
 
     def _checked(self, name: str, image: bytes) -> bytes:
         digest = hashlib.sha256(image).hexdigest()
-        wanted = self.kernels[name]["sha256"]
-        if digest != wanted:
+        expected = self.kernels[name]["sha256"]
+        if digest != expected:
             raise KernelError(
                 f"the code object {name} in {self.path} is corrupt (sha256 {digest[:16]}..., the manifest says "
-                f"{wanted[:16]}...): reinstall the wheel"
+                f"{expected[:16]}...): reinstall the wheel"
             )
         return image
 

@@ -38,10 +38,10 @@ def launcher(target: str) -> Any:
 def _capture(target: str) -> Callable[[int, int], int]:
     """The launcher's `capture`. Without a launcher no capture is noticed: `submit` says what is missing."""
     try:
-        found: Callable[[int, int], int] = launcher(target).capture
+        capture: Callable[[int, int], int] = launcher(target).capture
     except KernelError:
         return lambda _index, _stream: 0
-    return found
+    return capture
 
 
 def queue(target: str, index: int) -> int:

@@ -72,5 +72,5 @@ class Submissions:
 
 def of(gpu: Gpu, seconds: float) -> Submissions:
     """The submissions of a GPU, which all of its kernels share."""
-    found: Submissions = kernels.setdefault(("submissions", gpu, seconds), Submissions(gpu, seconds))
-    return found
+    submissions: Submissions = kernels.setdefault(("submissions", gpu, seconds), Submissions(gpu, seconds))
+    return submissions

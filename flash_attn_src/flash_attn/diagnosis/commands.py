@@ -62,11 +62,11 @@ def install_torch(facts: Facts) -> str:
     """The lines that install torch for ROCm on this machine: the torch that the wheel names, else the recommended."""
     if not facts.known:
         return "pip install torch --index-url INDEX"  # a source tree that cannot read its own versions.toml
-    given = facts.advise()
-    if not given.torch:  # nothing serves this machine: the line for any GPU
+    answer = facts.advise()
+    if not answer.torch:  # nothing serves this machine: the line for any GPU
         return _lines(facts, *advice.torch_line(facts.known, "", facts.system_name, "", _hip(facts)))
     # pip would keep a torch that is installed, also a broken one, where the line names no version.
-    return _lines(facts, given.torch, "==" not in given.torch)
+    return _lines(facts, answer.torch, "==" not in answer.torch)
 
 
 def _lines(facts: Facts, arguments: str, remove: bool) -> str:

@@ -73,10 +73,10 @@ class Watched:
         return self._timed(name, function) if name in ("forward", "backward", "kvcache", "fp8_forward") else function
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(given: Any) -> Any:
-            of = given if isinstance(given, AttentionCall | CacheCall) else given.forward
+        def call(request: Any) -> Any:
+            of = request if isinstance(request, AttentionCall | CacheCall) else request.forward
             kind, example = _kind(self._backend, name, of)
-            return self._costs.timed(kind, of.q, lambda: function(given), example)
+            return self._costs.timed(kind, of.q, lambda: function(request), example)
 
         return call
 
@@ -127,16 +127,16 @@ class Costs:
         """What attention cost in a program that took some seconds, and what would be faster, the most costly first."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        found = sorted(((cost.milliseconds, kind, cost) for kind, cost in self.of.items()), key=lambda each: -each[0])
-        total = sum(each[0] for each in found) / 1e3
+        costs = sorted(((cost.milliseconds, kind, cost) for kind, cost in self.of.items()), key=lambda each: -each[0])
+        total = sum(each[0] for each in costs) / 1e3
         lines = [f"flash_attn.why: attention took {total:.3f} s of {seconds:.1f} s ({total / max(seconds, 1e-9):.0%})"]
         lines += [f"{'ms':>10}  {'calls':>7}  call, and what served it"]
-        for spent, kind, cost in found:
+        for spent, kind, cost in costs:
             lines.append(f"{spent:10.1f}  {cost.calls:7d}  {kind.what}: {kind.by}; {kind.why}")
         if (flex := flex_report()).passed_on:
             lines.append(str(flex))
         lines += ["", "What would be faster:"]
-        lines += [f"- {text}" for text in (*_first(total, seconds), *_advice(found))]
+        lines += [f"- {text}" for text in (*_first(total, seconds), *_advice(costs))]
         return "\n".join(lines)
 
 
@@ -151,9 +151,9 @@ def _first(total: float, seconds: float) -> list[str]:
     return problems
 
 
-def _advice(found: list[tuple[float, Kind, Cost]]) -> list[str]:
+def _advice(costs: list[tuple[float, Kind, Cost]]) -> list[str]:
     texts = []
-    for spent, kind, cost in found[: 2 * _COMPARED]:
+    for spent, kind, cost in costs[: 2 * _COMPARED]:
         if kind.by == PYTORCH:
             texts.append(f"{kind.what} ({spent:.1f} ms): {kind.why}. docs/slow.md has what is served")
         elif cost.example is not None and cost.example.device.type != "cpu" and len(texts) < _COMPARED:

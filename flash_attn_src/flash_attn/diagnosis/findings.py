@@ -47,22 +47,22 @@ class Finding:
 
 def examine(facts: Facts) -> list[Finding]:
     """All problems, in the order of the table of troubles, because earlier troubles explain later ones."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for examination in (_torch, _wheel, _machine, _backend, _variables, _call, _triton, _build):
         for key, what in examination(facts):
-            found.setdefault(key, what)
-    if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
-        found.pop("no-driver", None)  # the driver library comes with torch for ROCm
-        found.pop("torch-minor", None)  # another torch comes anyway
+            problems.setdefault(key, what)
+    if {"torch-missing", "torch-cpu", "torch-cuda"} & problems.keys():
+        problems.pop("no-driver", None)  # the driver library comes with torch for ROCm
+        problems.pop("torch-minor", None)  # another torch comes anyway
     known = commands(facts)
     return [
         Finding(
             key=trouble.key,
-            what=found[trouble.key],
+            what=problems[trouble.key],
             remedy=trouble.advice(on_windows=facts.windows).format(**known),
         )
         for trouble in TROUBLES
-        if trouble.key in found and (trouble.windows is not None if facts.windows else trouble.remedy)
+        if trouble.key in problems and (trouble.windows is not None if facts.windows else trouble.remedy)
     ]
 
 
@@ -215,19 +215,19 @@ def _triton(facts: Facts) -> _Found:
 def _variables(facts: Facts) -> _Found:
     if facts.windows and (of_linux := [name for name in OF_LINUX if name in facts.variables]):
         yield "variable-of-linux", ", ".join(f"{name}={facts.variables[name]}" for name in of_linux)
-    given = {name: value.strip() for name, value in facts.variables.items() if name.startswith("FLASH_ATT")}
-    source = given.get(KERNEL_SOURCE, "").lower()
+    settings = {name: value.strip() for name, value in facts.variables.items() if name.startswith("FLASH_ATT")}
+    source = settings.get(KERNEL_SOURCE, "").lower()
     if source and source not in SOURCES:
         yield "variable", f"{KERNEL_SOURCE}={source} is none of {', '.join(SOURCES)}"
     elif source not in ("", "triton") and facts.build.backend != "ck":
         yield "variable", f"{KERNEL_SOURCE}={source} asks for kernels that this wheel does not have"
     try:
-        switch(given, TRITON_AUTOTUNE)
-        seconds(given, MAX_LAUNCH_SECONDS)
+        switch(settings, TRITON_AUTOTUNE)
+        seconds(settings, MAX_LAUNCH_SECONDS)
     except ValueError as error:
         yield "variable", str(error)
     read = (TRITON_ENABLE, KERNEL_SOURCE, TRITON_AUTOTUNE, MAX_LAUNCH_SECONDS)
-    for name, value in given.items():
+    for name, value in settings.items():
         whole = name.replace("FLASH_ATTN_", "FLASH_ATTENTION_")
         if name not in read and (meant := difflib.get_close_matches(whole, read, 1, _ALIKE)):
             yield "variable", f"{name}={value} has no effect: the variable is {meant[0]}"

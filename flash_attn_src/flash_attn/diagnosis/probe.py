@@ -25,14 +25,14 @@ def answer(**found: Any) -> None:
 
 
 def devices() -> list[dict[str, Any]]:
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
         target = f"sm_{properties.major}{properties.minor}"
         if torch.version.hip:
             target = properties.gcnArchName.split(":")[0]
-        found.append({"name": properties.name, "target": target, "memory_mib": properties.total_memory >> 20})
-    return found
+        gpus.append({"name": properties.name, "target": target, "memory_mib": properties.total_memory >> 20})
+    return gpus
 
 
 def choose() -> Exception | None:
@@ -67,8 +67,8 @@ def call(device: str) -> dict[str, Any]:
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
     scores = torch.einsum("bqhd,bkhd->bhqk", exact[0], exact[1]) / 8.0
     hidden = torch.ones(200, 200, dtype=torch.bool, device=device).triu(1)
-    wanted = torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), exact[2])
-    wanted_grads = torch.autograd.grad(wanted, exact, dout.detach().float())
+    expected = torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), exact[2])
+    wanted_grads = torch.autograd.grad(expected, exact, dout.detach().float())
 
     def synchronized() -> float:
         if device != "cpu":
@@ -92,7 +92,7 @@ def call(device: str) -> dict[str, Any]:
         "backend": backends.select(q).name,
         "forward_ms": 1e3 * (between - started),
         "backward_ms": 1e3 * (ended - between),
-        "forward_error": error(out, wanted),
+        "forward_error": error(out, expected),
         "backward_error": max(error(*pair) for pair in zip(grads, wanted_grads)),  # noqa: B905
         "limit": 2.4e-2 if dtype == torch.bfloat16 else 1e-4,
         "unwritten": [
@@ -112,12 +112,12 @@ def attention(device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 200, 64).to(device, torch.bfloat16) for _ in range(3))
     with sdpa_kernel(SDPBackend.MATH):
-        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v).float()
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v).float()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     experimental = any(EXPERIMENTAL in str(warning.message) for warning in said)
-    error = float((found.float() - wanted).abs().max() / wanted.abs().max())
+    error = float((out.float() - expected).abs().max() / expected.abs().max())
     if device != "cpu":
         torch.cuda.synchronize()
     return {"error": error, "limit": 2.4e-2, "experimental": experimental}
@@ -125,11 +125,11 @@ def attention(device: str) -> dict[str, Any]:
 
 def kernels() -> list[dict[str, Any]]:
     """Who serves a causal call of 4096 tokens in bf16 on the current GPU, by head dim."""
-    found = []
+    rows = []
     for head_dim in (64, 128):
         q = torch.empty(1, 4096, 1, head_dim, device="cuda", dtype=torch.bfloat16)
-        found.append({"head_dim": head_dim, **flash_attn.backend_info(q, q, q, causal=True)["call"]})
-    return found
+        rows.append({"head_dim": head_dim, **flash_attn.backend_info(q, q, q, causal=True)["call"]})
+    return rows
 
 
 def words(error: BaseException) -> str:

@@ -290,8 +290,8 @@ def rocdxg() -> str:
     """The path of librocdxg, through which ROCm reaches the GPU in WSL; "" if there is none."""
     named = (os.environ.get("LD_LIBRARY_PATH", "")).split(":")
     directories = [*filter(None, named), str(Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / "lib"), *_LIBRARIES]
-    found = (path for directory in directories for path in sorted(Path(directory).glob("librocdxg.so*")))
-    return str(next(found, None) or next(iter(beside("_rocm_sdk_core", "lib", "librocdxg.so*")), ""))
+    paths = (path for directory in directories for path in sorted(Path(directory).glob("librocdxg.so*")))
+    return str(next(paths, None) or next(iter(beside("_rocm_sdk_core", "lib", "librocdxg.so*")), ""))
 
 
 def torch_runtime() -> str:
@@ -348,8 +348,8 @@ def access(path: Path) -> Access | None:
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """Installed distribution -> version."""
-    found = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
-    return {name: distribution.version for name, distribution in found.items() if distribution is not None}
+    distributions = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
+    return {name: distribution.version for name, distribution in distributions.items() if distribution is not None}
 
 
 def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:

@@ -98,8 +98,8 @@ def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     rule = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}.get(kind)
     if not torch.is_autocast_enabled(kind) or rule not in _flex.py_kernels:
         return tensors
-    wanted = torch.get_autocast_dtype(kind)
-    return tuple(x.to(wanted) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors)
+    cast_dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(cast_dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors)
 
 
 def _understood(
@@ -153,8 +153,8 @@ def _reason(
         return "block_mask: on another device"
     if lists.dim() != 3 or lists.shape[0] not in (1, query.shape[0]) or lists.shape[1] not in (1, query.shape[1]):
         return "block_mask: of another batch or other heads"
-    wanted = (query.shape[2], key.shape[2])
-    if block_mask.BLOCK_SIZE[0] < _NO_MASK_BLOCK and tuple(block_mask.shape[-2:]) != wanted:
+    lengths = (query.shape[2], key.shape[2])
+    if block_mask.BLOCK_SIZE[0] < _NO_MASK_BLOCK and tuple(block_mask.shape[-2:]) != lengths:
         return "block_mask: of another length"
     return None
 

@@ -215,12 +215,12 @@ def get(name: str) -> Target:
 
     Raises ValueError for an unknown target.
     """
-    found = TARGETS.get(name)
-    if found is None and _CUDA.fullmatch(name):
-        found = replace(_NVIDIA, name=name)
-    if found is None:
+    row = TARGETS.get(name)
+    if row is None and _CUDA.fullmatch(name):
+        row = replace(_NVIDIA, name=name)
+    if row is None:
         raise ValueError(f"unknown GPU target {name!r}: add a row to flash_attn/kernels/targets.py")
-    return found
+    return row
 
 
 # The first HIP that is known to load code objects of generic targets: tried with 6.4.3 and 7.2.4 (2026-11-24). Whether

@@ -135,14 +135,14 @@ class RotaryEmbedding(torch.nn.Module):
                     f"kv: got shape {tuple(kv.shape)}, wanted ({qkv.shape[0]}, seqlen, 2, heads, head_dim)"
                 )
         seqlen = qkv.shape[1] if qkv.dim() > 1 else 0
-        wanted = 0
+        positions = 0
         if max_seqlen is not None:
-            wanted = check_int("max_seqlen", max_seqlen, 0)
+            positions = check_int("max_seqlen", max_seqlen, 0)
         elif not isinstance(seqlen_offset, torch.Tensor):
-            wanted = seqlen + check_int("seqlen_offset", seqlen_offset, 0)
+            positions = seqlen + check_int("seqlen_offset", seqlen_offset, 0)
         elif not self._seq_len_cached:
             raise ValueError("max_seqlen: got None, wanted a number of positions, as seqlen_offset is a tensor")
-        cos, sin, cos_k, sin_k = self.tables(wanted, qkv.device, qkv.dtype)
+        cos, sin, cos_k, sin_k = self.tables(positions, qkv.device, qkv.dtype)
         if kv is None:
             heads = {} if num_heads_q is None else {"num_heads_q": num_heads_q}
             return apply_rotary_emb_qkv_(

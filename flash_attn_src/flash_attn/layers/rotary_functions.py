@@ -93,8 +93,8 @@ class ApplyRotaryEmb(torch.autograd.Function):
     ) -> torch.Tensor:
         check_tensor("x", x)
         check_switches(inplace=inplace)
-        given = x.data if inplace else x
-        out = apply_rotary(given, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
+        data = x.data if inplace else x
+        out = apply_rotary(data, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
         _keep(ctx, (cos, sin), seqlen_offsets, cu_seqlens)
         ctx.interleaved, ctx.max_seqlen = interleaved, max_seqlen
         return _changed(x) if inplace else out

@@ -330,8 +330,8 @@ class MHA(nn.Module):
         for name, tokens in (("x", x), ("x_kv", x if x_kv is None else x_kv)):
             check_tensor(name, tokens, axes, like=x if name == "x_kv" else None)
             if tokens.shape[-1] != self.embed_dim or tokens.shape[0] != x.shape[0]:
-                wanted = (*x.shape[:1], *axes[1:-1], self.embed_dim)
-                raise ValueError(f"{name}: got shape {tuple(tokens.shape)}, wanted ({', '.join(map(str, wanted))})")
+                shape = (*x.shape[:1], *axes[1:-1], self.embed_dim)
+                raise ValueError(f"{name}: got shape {tuple(tokens.shape)}, wanted ({', '.join(map(str, shape))})")
         if mixer_subset is not None:
             try:
                 x[:, mixer_subset]
@@ -446,8 +446,8 @@ class ParallelMHA(MHA):
         if seqlen is not None:
             qkv = qkv.unflatten(0, (-1, check_int("seqlen", seqlen, 1)))
         if qkv.dim() != 3:
-            wanted = "(batch, seqlen, embed_dim)" if seqlen is None else "(batch * seqlen, embed_dim)"
-            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted {wanted}")
+            axes = "(batch, seqlen, embed_dim)" if seqlen is None else "(batch * seqlen, embed_dim)"
+            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted {axes}")
         if self._one_projection:
             qkv = qkv.unflatten(-1, (3, -1, self.head_dim))
             if inference_params is not None:

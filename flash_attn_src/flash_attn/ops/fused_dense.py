@@ -60,9 +60,9 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, nam
     check_tensor("x", x)
     check_tensor(f"weight{name}", weight, ("out_features", "in_features"), like=x)
     if not name or name == "1":
-        wanted = weight.shape[1]
-        if x.dim() == 0 or x.shape[-1] != wanted:
-            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted (..., {wanted}), as weight{name} has")
+        width = weight.shape[1]
+        if x.dim() == 0 or x.shape[-1] != width:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted (..., {width}), as weight{name} has")
     if bias is not None:
         check_tensor(f"bias{name}", bias, like=x, shape=(weight.shape[0],))
 

@@ -125,11 +125,11 @@ def dropout_add_layer_norm_parallel_residual(
 ) -> Result:
     """Layer norms, by both weights, of dropout(x0) + dropout(x1) + residual: (y0, y1 or None), with prenorm also that
     sum, with return_dropout_mask also what dropout kept of x0 and of x1."""
-    found = layer_norm_fn(
+    result = layer_norm_fn(
         x0, weight0, bias0, residual, x1, weight1, bias1, eps=epsilon, dropout_p=dropout_p, prenorm=prenorm,
         residual_in_fp32=residual_in_fp32, return_dropout_mask=return_dropout_mask,
     )  # fmt: skip
-    results = found if isinstance(found, tuple) else (found,)
+    results = result if isinstance(result, tuple) else (result,)
     if weight1 is None:
         results = (results[0], None, *results[1:])
     return (*results[:-2], *_masks(*results[-2:], like=x0)) if return_dropout_mask else results

@@ -77,12 +77,12 @@ def _check_head_dims(query: torch.Tensor, value: torch.Tensor) -> None:
             )
 
 
-def _options(given: dict[str, Any], is_causal: bool, dropout_p: float) -> Options:
+def _options(arguments: dict[str, Any], is_causal: bool, dropout_p: float) -> Options:
     """The options of a call from the arguments of PyTorch's operators."""
-    left, right = given.get("window_size_left"), given.get("window_size_right")
+    left, right = arguments.get("window_size_left"), arguments.get("window_size_right")
     window = (-1 if left is None else left, -1 if right is None else right)
-    slopes = given.get("alibi_slopes")
-    return Options(given.get("scale"), is_causal, window, dropout_p=dropout_p, alibi_slopes=slopes)
+    slopes = arguments.get("alibi_slopes")
+    return Options(arguments.get("scale"), is_causal, window, dropout_p=dropout_p, alibi_slopes=slopes)
 
 
 def _in_rows(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -103,13 +103,13 @@ def _attend(
     """(out, softmax_lse, rng_state or None) of a call without its checks. out, where given, holds the result."""
     _check_head_dims(call.q, call.v)
     q = call.q
-    given = call.cu_seqlens_k
+    offsets = call.cu_seqlens_k
     call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     rng_state: torch.Tensor | None = None
-    if call.block_table is not None or (call.seqused_k is not None and given is None):
+    if call.block_table is not None or (call.seqused_k is not None and offsets is None):
         SPLIT_KV.refuse(call, "leave it out with block_table or seqused_k")
-        lengths = given.diff() if call.seqused_k is None and given is not None else call.seqused_k
-        found, softmax_lse = _over_cache(
+        lengths = offsets.diff() if call.seqused_k is None and offsets is not None else call.seqused_k
+        result, softmax_lse = _over_cache(
             CacheCall(
                 q=call.q, k_cache=call.k, v_cache=call.v, options=call.options, cache_seqlens=lengths,
                 block_table=call.block_table, num_splits=num_splits or 0, cu_seqlens_q=call.cu_seqlens_q,
@@ -126,11 +126,11 @@ def _attend(
         if call.options.dropout_p > 0.0:
             call.options.rng_state = rng_state = draw_rng_state(q.device)
         call.out = _in_rows(out)
-        found, softmax_lse, _, _ = backends.select(q).forward(call)
-    if out is not None and found is not out and found.data_ptr() != out.data_ptr():
-        out.copy_(found)
+        result, softmax_lse, _, _ = backends.select(q).forward(call)
+    if out is not None and result is not out and result.data_ptr() != out.data_ptr():
+        out.copy_(result)
     count_served()
-    return found if out is None else out, softmax_lse, rng_state
+    return result if out is None else out, softmax_lse, rng_state
 
 
 def _random_state(rng_state: torch.Tensor | None, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,12 +192,12 @@ def _forward_in_place(
     """aten::_flash_attention_forward_no_dropout_inplace: writes out, returns softmax_lse."""
     if dropout_p > 0.0:
         raise NotImplementedError(f"dropout_p: got {dropout_p}, wanted 0: this operator has no dropout")
-    found, softmax_lse, *_ = _forward(
+    result, softmax_lse, *_ = _forward(
         query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **options
     )
-    if out.shape != found.shape or out.dtype is not found.dtype:
-        raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, wanted {found.dtype} {tuple(found.shape)}")
-    out.copy_(found)
+    if out.shape != result.shape or out.dtype is not result.dtype:
+        raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, wanted {result.dtype} {tuple(result.shape)}")
+    out.copy_(result)
     return softmax_lse
 
 
@@ -233,13 +233,13 @@ def _backward(
         check_dense(call)
     else:
         check_varlen(call)
-    wanted = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    dq, dk, dv = (x if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted)
+    results = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    dq, dk, dv = (x if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in results)
     backends.select(q).backward(check_gradients(call, dout, out, logsumexp, (dq, dk, dv)))
-    for result, written in zip(wanted, (dq, dk, dv), strict=True):
+    for result, written in zip(results, (dq, dk, dv), strict=True):
         if result is not written:
             result.copy_(written)
-    return wanted
+    return results
 
 
 def _with_layout_of(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -99,13 +99,13 @@ def _reason_of_mask(
         return "attn_mask: on another device"
     if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
         return f"attn_mask: {attn_mask.dtype} for {query.dtype}"
-    wanted = (*query.shape[:-1], key.shape[-2])
-    if attn_mask.dim() > len(wanted) or attn_mask.dim() < 1:
+    shape = (*query.shape[:-1], key.shape[-2])
+    if attn_mask.dim() > len(shape) or attn_mask.dim() < 1:
         return "attn_mask: more dimensions than the scores, or none"
-    sizes = (1,) * (len(wanted) - attn_mask.dim()) + tuple(attn_mask.shape)
-    if sizes[-1] != wanted[-1]:
+    sizes = (1,) * (len(shape) - attn_mask.dim()) + tuple(attn_mask.shape)
+    if sizes[-1] != shape[-1]:
         return "attn_mask: its last axis does not have one element per key"
-    if not all(size == 1 or size == full for size, full in zip(sizes, wanted, strict=True)):
+    if not all(size == 1 or size == full for size, full in zip(sizes, shape, strict=True)):
         return "attn_mask: a shape that does not broadcast to the scores"
     return None
 
@@ -195,8 +195,8 @@ def laid_out(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         return out.contiguous()
     if out.stride() == query.stride():
         return out
-    wanted = torch.empty_like(query)
-    return out if out.stride() == wanted.stride() else wanted.copy_(out)
+    layout = torch.empty_like(query)
+    return out if out.stride() == layout.stride() else layout.copy_(out)
 
 
 def _is_checked(

@@ -60,7 +60,7 @@ def choose_blocks(
         raise ValueError(f"topk: got {topk}, wanted a share of the blocks of keys, 0 to 1")
     similar = per_head("simthreshd1", simthreshd1, q)
     name, share = ("topk", topk) if cdfthreshd is None else ("cdfthreshd", cdfthreshd)
-    wanted = per_head(name, share, q)
+    shares = per_head(name, share, q)
 
     keys = k.float()
     if smooth_k:
@@ -73,9 +73,9 @@ def choose_blocks(
     weights, order = scores.softmax(-1).sort(-1, descending=True)
     k_blocks = scores.shape[-1]
     if cdfthreshd is None:
-        counts = (wanted * k_blocks).long().expand(*scores.shape[:-1], 1)
+        counts = (shares * k_blocks).long().expand(*scores.shape[:-1], 1)
     else:
-        counts = (weights.cumsum(-1) <= wanted).sum(-1, keepdim=True)
+        counts = (weights.cumsum(-1) <= shares).sum(-1, keepdim=True)
     largest = torch.arange(k_blocks, device=q.device) < counts.clamp_min(1)
     seen = torch.zeros_like(largest).scatter(-1, order, largest)
     seen = (seen | ~k_similar | ~q_similar) & reached

@@ -17,10 +17,10 @@ from packaging.version import Version
 
 
 def names(module: str, *wanted: str) -> ModuleType:
-    found = importlib.import_module(module)
-    missing = [name for name in wanted if not hasattr(found, name)]
+    result = importlib.import_module(module)
+    missing = [name for name in wanted if not hasattr(result, name)]
     assert not missing, f"{module} lacks {', '.join(missing)}"
-    return found
+    return result
 
 
 def extension() -> ModuleType:

@@ -94,13 +94,13 @@ class Server:
         assert self._tokenizer.decode(tokens) == answer["choices"][0]["message"]["content"]
         assert len(tokens) == tiny_models.TOKENS
         expected = tiny_models.log_probabilities(model, [self._tokenizer.bos_token_id, *prompt], tokens)
-        found = []
+        result = []
         for values, row in zip(expected, rows, strict=True):
             assert len(row["top_logprobs"]) == 20
             for each in row["top_logprobs"]:
                 token = self._tokenizer.convert_tokens_to_ids(each["token"])
-                found.append(abs(float(values[token]) - each["logprob"]))
-        return max(found)
+                result.append(abs(float(values[token]) - each["logprob"]))
+        return max(result)
 
     def shutdown(self) -> None:
         for kill in (signal.SIGTERM, signal.SIGKILL):

@@ -21,40 +21,40 @@ def differences(stand_in: ModuleType, directory: Path) -> list[str]:
     UNCOMPARED, the classes whose bases and the methods whose parameters differ on purpose.
     """
     own = _parts(ast.parse(Path(str(stand_in.__file__)).read_text(encoding="utf-8")))
-    found = []
+    result = []
     for module, things in stand_in.MODULES.items():
         theirs = _parts(ast.parse((directory / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")))
         for thing in things:
             for name, mine in own.items():
                 if name.partition(".")[0] != thing.__name__:
                     continue
-                wanted = theirs.get(name, "nothing of that name")
+                expected = theirs.get(name, "nothing of that name")
                 if isinstance(mine, list) and name in stand_in.UNCOMPARED:
                     continue
                 if "." not in name and isinstance(thing, type):
-                    wanted = [base for base in wanted if base in mine] if isinstance(wanted, list) else wanted
-                if mine != wanted:
-                    found.append(f"{module}: {name} is {mine} here, {wanted} there")
-    return found
+                    expected = [base for base in expected if base in mine] if isinstance(expected, list) else expected
+                if mine != expected:
+                    result.append(f"{module}: {name} is {mine} here, {expected} there")
+    return result
 
 
 def _parts(tree: ast.Module) -> dict[str, Any]:
     """What a module defines: parameters of functions, methods as Class.method, and fields as Class.field."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = _parameters(node)
+            result[node.name] = _parameters(node)
         if not isinstance(node, ast.ClassDef):
             continue
-        found[node.name] = [_base(base) for base in node.bases]
+        result[node.name] = [_base(base) for base in node.bases]
         for inner in node.body:
             if isinstance(inner, ast.FunctionDef):
-                found[f"{node.name}.{inner.name}"] = _parameters(inner)
+                result[f"{node.name}.{inner.name}"] = _parameters(inner)
             elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
-                found[f"{node.name}.{inner.target.id}"] = inner.value and ast.unparse(inner.value)
+                result[f"{node.name}.{inner.target.id}"] = inner.value and ast.unparse(inner.value)
             elif isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
-                found[f"{node.name}.{inner.targets[0].id}"] = ast.unparse(inner.value)
-    return found
+                result[f"{node.name}.{inner.targets[0].id}"] = ast.unparse(inner.value)
+    return result
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:

@@ -136,8 +136,8 @@ class OfOperators:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         parameters = [item.callspec.params if hasattr(item, "callspec") else {} for item in items]
-        found = [self._among(list(some.values())) for some in parameters]
-        dropped = [item for item, some in zip(items, found, strict=True) if some and not some & self.operators]
+        result = [self._among(list(some.values())) for some in parameters]
+        dropped = [item for item, some in zip(items, result, strict=True) if some and not some & self.operators]
         items[:] = [item for item in items if item not in set(dropped)]
         config.hook.pytest_deselected(items=dropped)
 
@@ -226,8 +226,11 @@ def yunchang(words: list[str]) -> int:
     failed = 0
     for name, *more in SCRIPTS:
         try:
-            found = _differences(*two_ranks.run(functools.partial(_script, name, tuple(more))))
-            passed, said = bool(found) and max(found) <= MOST_YUNCHANG, f"{len(found)} differences up to {max(found)}"
+            result = _differences(*two_ranks.run(functools.partial(_script, name, tuple(more))))
+            passed, said = (
+                bool(result) and max(result) <= MOST_YUNCHANG,
+                f"{len(result)} differences up to {max(result)}",
+            )
         except AssertionError as error:
             passed, said = False, str(error)
         failed += not passed

@@ -56,7 +56,7 @@ def written(folder: Path) -> list[Any]:
         if weights.dim() > 1:
             torch.nn.init.normal_(weights, std=0.15)
     made.save_pretrained(folder)
-    found = [
+    result = [
         AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
         for dtype in (torch.float32, torch.bfloat16)
     ]
@@ -67,7 +67,7 @@ def written(folder: Path) -> list[Any]:
         for name, weights in load_file(file).items()
     }
     save_file(renamed, file, {"format": "pt"})
-    return found
+    return result
 
 
 def prompts() -> list[tuple[list[int], list[Any]]]:

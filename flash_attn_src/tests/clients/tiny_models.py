@@ -130,11 +130,11 @@ def forked(function: Callable[..., Any], *args: Any) -> Any:
     process.start()
     told.close()
     try:
-        found = heard.recv()
+        result = heard.recv()
     except EOFError:
-        found = None
+        result = None
     process.join()
-    return f"the process ended with {process.exitcode}" if found is None else found
+    return f"the process ended with {process.exitcode}" if result is None else result
 
 
 def _tell(told: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -78,10 +78,10 @@ def close(name: str, got: torch.Tensor, wanted: torch.Tensor, leaves: Tensors = 
     print(said)
 
 
-def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    assert got.shape == wanted.shape, f"shape {tuple(got.shape)}, wanted {tuple(wanted.shape)}"
-    difference = (got.detach().double() - wanted.detach().double()).abs().max()
-    return float(difference / wanted.detach().double().abs().max())
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    assert got.shape == expected.shape, f"shape {tuple(got.shape)}, wanted {tuple(expected.shape)}"
+    difference = (got.detach().double() - expected.detach().double()).abs().max()
+    return float(difference / expected.detach().double().abs().max())
 
 
 class _StandIn(types.ModuleType):
@@ -124,28 +124,28 @@ def comfyui(directory: Path) -> None:
     before = flash_attn.sdpa_report().served
     for model, heads, dim in (("SD 1.5", 8, 40), ("SD 1.5", 8, 80), ("SD 1.5", 8, 160), ("SDXL", 10, 64)):
         q, k, v = draw(2, 64, heads * dim)
-        wanted = math(*(x.unflatten(-1, (heads, dim)) for x in (q, k, v))).flatten(2)
+        expected = math(*(x.unflatten(-1, (heads, dim)) for x in (q, k, v))).flatten(2)
         for name in ("flash", "pytorch"):
             got = attention.get_attention_function(name)(q, k, v, heads)
-            close(f"ComfyUI, {model}, head dim {dim}, {name}", got, wanted)
+            close(f"ComfyUI, {model}, head dim {dim}, {name}", got, expected)
     for model, heads in (("Flux", 24), ("Wan", 12)):
         q, k, v = draw(1, heads, 72, 128)
-        wanted = math(*(x.transpose(1, 2) for x in (q, k, v))).flatten(2)
+        expected = math(*(x.transpose(1, 2) for x in (q, k, v))).flatten(2)
         for name in ("flash", "pytorch"):
             got = attention.get_attention_function(name)(q, k, v, heads, skip_reshape=True)
-            close(f"ComfyUI, {model}, head dim 128, {name}", got, wanted)
+            close(f"ComfyUI, {model}, head dim 128, {name}", got, expected)
     assert not warned, warned
     q, k, v = draw(2, 64, 8 * 40)
     mask = torch.zeros(64, 64, device=DEVICE, dtype=DTYPE).masked_fill(
         torch.ones(64, 64, device=DEVICE).triu(1) > 0, -1e4
     )
-    wanted = math(*(x.unflatten(-1, (8, 40)) for x in (q, k, v)), attn_mask=mask.float()).flatten(2)
+    expected = math(*(x.unflatten(-1, (8, 40)) for x in (q, k, v)), attn_mask=mask.float()).flatten(2)
     for name in ("flash", "pytorch"):
-        close(f"ComfyUI, a mask, {name}", attention.get_attention_function(name)(q, k, v, 8, mask=mask), wanted)
+        close(f"ComfyUI, a mask, {name}", attention.get_attention_function(name)(q, k, v, 8, mask=mask), expected)
     assert [text for text in warned if "Mask must not be set" in text] == warned != []  # "flash" gives it to SDPA
     q, k, v = draw(1, 512, 8, 8)
-    wanted = math(*(x.flatten(2).mT[:, :, None] for x in (q, k, v)))[:, :, 0].mT.unflatten(-1, (8, 8))
-    close("ComfyUI, VAE, one head of 512, pytorch", vae.pytorch_attention(q, k, v), wanted)
+    expected = math(*(x.flatten(2).mT[:, :, None] for x in (q, k, v)))[:, :, 0].mT.unflatten(-1, (8, 8))
+    close("ComfyUI, VAE, one head of 512, pytorch", vae.pytorch_attention(q, k, v), expected)
     assert flash_attn.sdpa_report().served - before == 9, flash_attn.sdpa_report()
 
 
@@ -165,16 +165,16 @@ def kjnodes(directory: Path) -> None:
         if mode != "disabled" and "sageattn3" not in mode:  # a package of its own, for Blackwell
             patched[mode] = nodes["PathchSageAttentionKJ"]().patch(patcher, mode)[0]
     q, k, v = (x.detach().half() for x in draw(2, 72, 4 * 64))
-    wanted = math(*(x.unflatten(-1, (4, 64)) for x in (q, k, v))).flatten(2)
+    expected = math(*(x.unflatten(-1, (4, 64)) for x in (q, k, v))).flatten(2)
     for name, model in patched.items():
         options = model.model_options["transformer_options"]
         got = theirs.attention_pytorch(q, k, v, 4, transformer_options=options)
-        close(f"KJNodes, {name}", got, wanted, bar=1e-3 if name == "flash" else 3e-2)
+        close(f"KJNodes, {name}", got, expected, bar=1e-3 if name == "flash" else 3e-2)
     seen = torch.ones(72, 72, dtype=torch.bool, device=DEVICE).tril()
-    wanted = math(*(x.unflatten(-1, (4, 64)) for x in (q, k, v)), attn_mask=seen).flatten(2)
+    expected = math(*(x.unflatten(-1, (4, 64)) for x in (q, k, v)), attn_mask=seen).flatten(2)
     options = patched["auto"].model_options["transformer_options"]
     got = theirs.attention_pytorch(q, k, v, 4, mask=seen, transformer_options=options)
-    close("KJNodes, auto, a mask", got, wanted, bar=3e-2)
+    close("KJNodes, auto, a mask", got, expected, bar=3e-2)
 
 
 def _assigned(node: ast.stmt) -> list[str]:
@@ -260,8 +260,8 @@ def radialattn(directory: Path) -> None:
         if size == 64:  # a block has 128 queries
             blocks = blocks.unflatten(0, (-1, 2)).any(1).repeat_interleave(2, 0)
         assert 0 < blocks.float().mean() < 1
-        wanted = masked(*(x.unflatten(-1, (heads, 64)) for x in (q, k, v)), blocks[None, None], size).flatten(2)
-        close(f"RadialAttn, Wan, blocks of {size}", got, wanted)
+        expected = masked(*(x.unflatten(-1, (heads, 64)) for x in (q, k, v)), blocks[None, None], size).flatten(2)
+        close(f"RadialAttn, Wan, blocks of {size}", got, expected)
 
 
 RING = [24, 16]
@@ -294,16 +294,16 @@ def nanotron(directory: Path) -> None:
     halves = [length // 2 for length in RING]
     q, k, v = draw(sum(RING), 4, 32, dtype=torch.bfloat16)
     out = packed(q, k, v, RING, is_causal=True, scale=0.2)
-    wanted = (out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
+    expected = (out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
     for rank, parts in two_ranks.run(functools.partial(_ring, directory)):
-        for name, whole, part in zip(("out", "dq", "dk", "dv"), wanted, parts, strict=True):
+        for name, whole, part in zip(("out", "dq", "dk", "dv"), expected, parts, strict=True):
             mine = torch.cat([x.split(half)[rank] for x, half in zip(whole.split(RING), halves, strict=True)])
             close(f"nanotron, ring attention, rank {rank}, {name}", part.to(DEVICE), mine)
     q, k, v = draw(2, 24, 4, 32)
     module = types.SimpleNamespace(local_num_heads=4, local_num_kv_heads=4, head_dim=32)
     got = attention.flash_attention_forward(module, q, k, v, None, 24, scaling=0.2)[0]
-    wanted = math(q, k, v, is_causal=True, scale=0.2)
-    close("nanotron, flash attention", got, wanted.reshape(got.shape), (q, k, v))
+    expected = math(q, k, v, is_causal=True, scale=0.2)
+    close("nanotron, flash attention", got, expected.reshape(got.shape), (q, k, v))
     norm = importlib.import_module("nanotron.nn.layer_norm").TritonRMSNorm(64, device=DEVICE, dtype=DTYPE)
     (x,) = draw(3, 7, 64, count=1)
     close("nanotron, TritonRMSNorm", norm(x), torch.nn.functional.rms_norm(x.float(), (64,), eps=1e-5), (x,))
@@ -378,11 +378,11 @@ def xformers(directory: Path) -> None:
         q, k, v = draw(2, 40, 4, 64, dtype=torch.bfloat16)  # its backward takes no fp32
         inputs = flash.Inputs(q, k, v, attn_bias=flash.LowerTriangularMask() if causal else None)
         out, context = flash.FwOp.apply(inputs, needs_gradient=True)
-        wanted = math(q, k, v, is_causal=causal)
-        close(f"xformers, causal {causal}", out, wanted)
+        expected = math(q, k, v, is_causal=causal)
+        close(f"xformers, causal {causal}", out, expected)
         dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
         got = flash.BwOp.apply(context, inputs, dout)
-        gradients = torch.autograd.grad(wanted, (q, k, v), dout.float())
+        gradients = torch.autograd.grad(expected, (q, k, v), dout.float())
         for name, one, other in zip(("dq", "dk", "dv"), (got.dq, got.dk, got.dv), gradients, strict=True):
             close(f"xformers, causal {causal}, {name}", one, other)
 

@@ -32,11 +32,11 @@ def main() -> None:
     q, k, v = (torch.randn(2, 9, 4, 16, device=DEVICE, dtype=DTYPE, requires_grad=True) for _ in range(3))
     native, flash, varlen = (dispatch.AttentionBackendName(name) for name in ("native", "flash", "flash_varlen"))
     for causal in (False, True):
-        wanted = dispatch.dispatch_attention_fn(q, k, v, is_causal=causal, backend=native)
+        expected = dispatch.dispatch_attention_fn(q, k, v, is_causal=causal, backend=native)
         got = dispatch.dispatch_attention_fn(q, k, v, is_causal=causal, backend=flash)
-        close(f"flash, causal {causal}", got, wanted)
+        close(f"flash, causal {causal}", got, expected)
         dout = torch.randn_like(got)
-        gradients = torch.autograd.grad(wanted, (q, k, v), dout, retain_graph=True)
+        gradients = torch.autograd.grad(expected, (q, k, v), dout, retain_graph=True)
         for name, one, other in zip(
             ("dq", "dk", "dv"), torch.autograd.grad(got, (q, k, v), dout), gradients, strict=True
         ):
@@ -46,14 +46,14 @@ def main() -> None:
         context.save_for_backward = lambda *tensors: setattr(context, "saved_tensors", tensors)  # noqa: B023
         out, lse = dispatch._flash_attention_forward_op(context, q, k, v, is_causal=causal, return_lse=True)
         assert lse.shape == (2, 9, 4)
-        close("forward op", out, wanted)
+        close("forward op", out, expected)
         with torch.no_grad():
             parts = dispatch._flash_attention_backward_op(context, dout)
         for name, one, other in zip(("dq", "dk", "dv"), parts, gradients, strict=True):
             close(f"backward op: {name}", one, other)
     mask = torch.arange(9, device=DEVICE) < torch.tensor([9, 5], device=DEVICE)[:, None]
-    wanted = dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask[:, None, None], backend=native)
-    close("flash_varlen", dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask, backend=varlen), wanted)
+    expected = dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask[:, None, None], backend=native)
+    close("flash_varlen", dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask, backend=varlen), expected)
     print(f"diffusers {diffusers.__version__}, flash_attn {flash_attn.__version__}, {DEVICE}")
 
 

@@ -27,7 +27,7 @@ def draw(rank: int) -> list[torch.Tensor]:
 
 
 def work(rank: int) -> list[tuple[int, str, list[torch.Tensor]]]:
-    found = []
+    result = []
     for kind in ("ring", "ulysses"):
         degrees = {"ring_degree": WORLD if kind == "ring" else 1, "ulysses_degree": WORLD if kind == "ulysses" else 1}
         config = ContextParallelConfig(**degrees)
@@ -40,8 +40,8 @@ def work(rank: int) -> list[tuple[int, str, list[torch.Tensor]]]:
         backend = dispatch.AttentionBackendName("flash")
         out = dispatch.dispatch_attention_fn(*leaves, backend=backend, parallel_config=parallel)
         out.backward(dout)
-        found.append((rank, kind, [x.detach().cpu() for x in (out, *(leaf.grad for leaf in leaves))]))
-    return found
+        result.append((rank, kind, [x.detach().cpu() for x in (out, *(leaf.grad for leaf in leaves))]))
+    return result
 
 
 def main() -> None:

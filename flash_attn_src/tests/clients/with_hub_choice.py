@@ -75,13 +75,13 @@ def main() -> int:
         place.mkdir()
         for name, text in DIST_INFO.items():
             (place / name).write_text(text)
-        found = [tiny_models.forked(_choices, where) for where in (folder, "")]
-    for rows in found:
+        result = [tiny_models.forked(_choices, where) for where in (folder, "")]
+    for rows in result:
         if isinstance(rows, str):
             print(rows)
             return 1
     print("| asked | with this wheel | without |\n|-|-|-|")
-    for (asked, beside), (_, without) in zip(*found, strict=True):
+    for (asked, beside), (_, without) in zip(*result, strict=True):
         print(f"| {asked} | {beside} | {without} |")
     return 0
 

@@ -28,7 +28,7 @@ def rows(rank: int, zigzag: bool) -> list[int]:
 def work(rank: int) -> list[tuple[object, ...]]:
     import ring_flash_attn
 
-    found = []
+    result = []
     for zigzag, causal in ((False, False), (False, True), (True, True)):
         function = ring_flash_attn.zigzag_ring_flash_attn_func if zigzag else ring_flash_attn.ring_flash_attn_func
         mine = rows(rank, zigzag)
@@ -36,8 +36,8 @@ def work(rank: int) -> list[tuple[object, ...]]:
         leaves = [x.requires_grad_() for x in (q, k, v)]
         out = function(*leaves, causal=causal)
         out.backward(dout)
-        found.append((rank, zigzag, causal, [x.detach().cpu() for x in (out, *(leaf.grad for leaf in leaves))]))
-    return found
+        result.append((rank, zigzag, causal, [x.detach().cpu() for x in (out, *(leaf.grad for leaf in leaves))]))
+    return result
 
 
 def main() -> None:

@@ -53,30 +53,30 @@ def main() -> None:
     for name in BACKENDS:
         backend = dispatch.AttentionBackendName(name)
         dispatch._check_attention_backend_requirements(backend)
-        found = []
+        result = []
         for causal in (False, True):
-            wanted = dispatch.dispatch_attention_fn(q.float(), k.float(), v.float(), is_causal=causal, backend=native)
+            expected = dispatch.dispatch_attention_fn(q.float(), k.float(), v.float(), is_causal=causal, backend=native)
             got = dispatch.dispatch_attention_fn(q, k, v, is_causal=causal, backend=backend)
-            found.append(error(got, wanted))
-        assert max(found) < 0.02, found
-        print(f"backend {name}: relative error {max(found):.1e}")
+            result.append(error(got, expected))
+        assert max(result) < 0.02, result
+        print(f"backend {name}: relative error {max(result):.1e}")
     # The forward of context parallelism reads the logsumexp.
     _, lse = dispatch._sage_attention_forward_op(None, q, k, v, return_lse=True)
     scores = (q.float().transpose(1, 2) @ k.float().permute(0, 2, 3, 1)) / 8
     assert lse.shape == (2, 40, 4)
     assert (lse - scores.logsumexp(-1).transpose(1, 2)).abs().max() < 0.05
     mask = torch.arange(40, device=DEVICE) < torch.tensor([40, 25], device=DEVICE)[:, None]
-    wanted = dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask[:, None, None], backend=native)
+    expected = dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask[:, None, None], backend=native)
     got = dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask, backend=dispatch.AttentionBackendName("sage_varlen"))
-    assert error(got, wanted) < 0.02
+    assert error(got, expected) < 0.02
     flux = model()
-    wanted = flux(**inputs()).sample
+    expected = flux(**inputs()).sample
     for name in ("sage", "sage_varlen"):
         flux.set_attention_backend(name)
         got = flux(**inputs()).sample
-        assert not torch.equal(got, wanted), "another attention has run"
-        assert error(got, wanted) < 0.03, error(got, wanted)
-        print(f"model: set_attention_backend({name!r}), relative error {error(got, wanted):.1e}")
+        assert not torch.equal(got, expected), "another attention has run"
+        assert error(got, expected) < 0.03, error(got, expected)
+        print(f"model: set_attention_backend({name!r}), relative error {error(got, expected):.1e}")
     print(f"diffusers {diffusers.__version__}, sageattention {importlib.metadata.version('sageattention')}, {DEVICE}")
 
 

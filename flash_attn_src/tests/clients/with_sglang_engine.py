@@ -182,12 +182,12 @@ def line(case: str, forked: Callable[..., Any] = tiny_models.forked) -> tuple[st
     """A case's row of the table, and whether it is right."""
     with tempfile.TemporaryDirectory() as folder:
         refusals = Path(folder, "refusals")
-        found = forked(run, case, refusals)
-        if isinstance(found, str):
-            found = refusals.read_text() if refusals.exists() else found
-            is_refused = f"does not serve {REFUSED.get(case)}" in found
-            return f"| {case} | {'refused' if is_refused else 'FAILS'}: {found} | | |", is_refused
-    worst, narrow, counts = found
+        result = forked(run, case, refusals)
+        if isinstance(result, str):
+            result = refusals.read_text() if refusals.exists() else result
+            is_refused = f"does not serve {REFUSED.get(case)}" in result
+            return f"| {case} | {'refused' if is_refused else 'FAILS'}: {result} | | |", is_refused
+    worst, narrow, counts = result
     expected = {"calls", "decoding calls"}
     expected |= {"cached tokens"} if "page128" not in case else set()  # no prefix fills such a page
     expected |= {"mixed steps"} if "mixed" in case else set()

@@ -84,12 +84,12 @@ def _sharded(implementation: str, rank: int) -> Trained:
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
     model = client.build("Llama", implementation, client.DTYPE)
-    found = _train(model, _batch(rank, two_ranks.WORLD), accelerator.prepare, accelerator.backward)
+    result = _train(model, _batch(rank, two_ranks.WORLD), accelerator.prepare, accelerator.backward)
     kinds = {type(x) for x in model.parameters()}
     assert kinds == {DTensor}, f"FSDP2 did not shard: {kinds}"
-    dist.all_reduce(found["losses"])
-    found["losses"] /= two_ranks.WORLD
-    return found
+    dist.all_reduce(result["losses"])
+    result["losses"] /= two_ranks.WORLD
+    return result
 
 
 def fsdp2(rank: int) -> list[tuple[int, str, Trained]]:
@@ -98,9 +98,9 @@ def fsdp2(rank: int) -> list[tuple[int, str, Trained]]:
     worlds = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(two_ranks.WORLD))
     os.environ.update(ACCELERATE_USE_FSDP="true", MASTER_ADDR="localhost", MASTER_PORT="0", **ranks, **worlds)
     _start()
-    found = [(rank, name, _sharded(name, rank)) for name in ("eager", *IMPLEMENTATIONS)]
+    result = [(rank, name, _sharded(name, rank)) for name in ("eager", *IMPLEMENTATIONS)]
     _check_calls()
-    return found
+    return result
 
 
 def _start() -> None:
@@ -133,13 +133,13 @@ def compare(label: str, got: Trained, wanted: Trained) -> None:
 
 def main() -> None:
     _start()
-    wanted = lora("eager")
+    expected = lora("eager")
     for name in IMPLEMENTATIONS:
-        compare(f"PEFT {peft.__version__} LoRA, {name}", lora(name), wanted)
+        compare(f"PEFT {peft.__version__} LoRA, {name}", lora(name), expected)
     _check_calls()
-    wanted = whole("eager")
+    expected = whole("eager")
     for rank, name, got in two_ranks.run(fsdp2):
-        compare(f"accelerate {accelerate.__version__} FSDP2, rank {rank}, {name}", got, wanted)
+        compare(f"accelerate {accelerate.__version__} FSDP2, rank {rank}, {name}", got, expected)
     print(f"transformers {transformers.__version__}, flash_attn {flash_attn.__version__}, {client.DEVICE}")
 
 

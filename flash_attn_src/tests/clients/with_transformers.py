@@ -132,9 +132,9 @@ def results(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor | N
     kept = logits if mask is None else logits[mask.bool()]
     weights = torch.linspace(-1, 1, kept.numel(), device=DEVICE).view(kept.shape).to(kept.dtype)
     (kept * weights).sum().backward()
-    found = {"logits": kept.detach()}
-    found |= {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    return found
+    result = {"logits": kept.detach()}
+    result |= {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return result
 
 
 def compare(label: str, got: dict[str, Any], rough: dict[str, Any], exact: dict[str, Any]) -> None:

@@ -224,12 +224,12 @@ def main() -> int:
     is_right = True
     print("| case | largest difference to fp32 | of transformers' bf16 | what ran |\n|-|-|-|-|")
     for case in cases:
-        found = tiny_models.forked(run, case)
-        if isinstance(found, str):
-            print(f"| {case} | FAILS: {found} | | |", flush=True)
+        result = tiny_models.forked(run, case)
+        if isinstance(result, str):
+            print(f"| {case} | FAILS: {result} | | |", flush=True)
             is_right = False
             continue
-        worst, narrow, counts = found
+        worst, narrow, counts = result
         # For latent attention vLLM turns the prefix cache off on a CPU.
         expected = {"latent calls"} if case.startswith("deepseek") else {"mixed", "cached tokens"}
         expected -= {"cached tokens"} if "page128" in case else set()  # no prefix fills such a page

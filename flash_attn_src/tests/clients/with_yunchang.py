@@ -25,7 +25,7 @@ def work(rank: int) -> list[tuple[object, ...]]:
     from yunchang.comm import EXTRACT_FUNC_DICT
     from yunchang.kernels import AttnType
 
-    found: list[tuple[object, ...]] = []
+    result: list[tuple[object, ...]] = []
     for ulysses, ring in ((1, 2), (2, 1)):
         set_seq_parallel_pg(ulysses, ring, rank, dist.get_world_size())
         for kind, layout, causal in [
@@ -43,15 +43,15 @@ def work(rank: int) -> list[tuple[object, ...]]:
             whole = draw(rank)
             for x in whole[:3]:
                 x.requires_grad_()
-            wanted = flash_attn_func(*whole[:3], causal=causal)
-            wanted.backward(whole[3])
+            expected = flash_attn_func(*whole[:3], causal=causal)
+            expected.backward(whole[3])
             errors = []
-            pairs = [(out, wanted), *((leaf.grad, x.grad) for leaf, x in zip(leaves, whole, strict=False) if trains)]
+            pairs = [(out, expected), *((leaf.grad, x.grad) for leaf, x in zip(leaves, whole, strict=False) if trains)]
             for got, exact in pairs:
                 want = local(exact.detach(), rank, WORLD, rd=ring, ud=ulysses)
                 errors.append(float((got.detach().float() - want.float()).norm() / want.float().norm()))
-            found.append((rank, f"ulysses {ulysses}, ring {ring}, {layout}", kind, causal, max(errors)))
-    return found
+            result.append((rank, f"ulysses {ulysses}, ring {ring}, {layout}", kind, causal, max(errors)))
+    return result
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class Package:
     @property
     def key(self) -> str:
         """Digest of the package and of the code objects that are taken from it."""
-        return key({"package": self.sha256, "objects": [[one.place, one.sha256] for one in self.objects]})
+        return key({"package": self.sha256, "objects": [[code.place, code.sha256] for code in self.objects]})
 
 
 @cache
@@ -71,7 +71,7 @@ def load(path: Path = DATA_FILE) -> Package:
     )
     table.finish()
     root.finish()
-    named = {(one.target, one.kernel) for one in objects}
+    named = {(code.target, code.kernel) for code in objects}
     planned = {(row.target, row.name) for row in sources.module("kernels.assembly").KERNELS}
     if different := sorted(named ^ planned):
         target, kernel = different[0]
@@ -129,13 +129,13 @@ def _fetch(package: Package, scratch: Path) -> Path:
 
 def _unpack(wheel: Path, package: Package, tree: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        for one in package.objects:
+        for code in package.objects:
             try:
-                content = archive.read(f"{package.directory}/{one.place}")
+                content = archive.read(f"{package.directory}/{code.place}")
             except KeyError:
-                raise DataError(f"{wheel.name} has no {package.directory}/{one.place}") from None
-            download.check(one.place, content, one.sha256, DATA_FILE)
-            target = tree / one.place
+                raise DataError(f"{wheel.name} has no {package.directory}/{code.place}") from None
+            download.check(code.place, content, code.sha256, DATA_FILE)
+            target = tree / code.place
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
 

@@ -17,20 +17,20 @@ class AssemblyKernels(Compiler):
     name = "asm"
 
     def version(self, toolchain: str) -> str:  # noqa: ARG002 - no tool is used
-        found = package.load()
-        return f"{found.name} {found.version}"
+        bundle = package.load()
+        return f"{bundle.name} {bundle.version}"
 
     def units(self, target: str, *, only: str | None = None, toolchain: str = "pypi") -> Iterator[Unit]:
-        for one in package.load().objects:
-            if one.target == target and matches(one.kernel, only):
+        for code in package.load().objects:
+            if code.target == target and matches(code.kernel, only):
                 yield Unit(
                     target=target,
-                    name=one.kernel,
+                    name=code.kernel,
                     compiler=self.name,
-                    kernels=(one.kernel,),
-                    content=(one.place,),
+                    kernels=(code.kernel,),
+                    content=(code.place,),
                     toolchain=toolchain,
-                    key=key({"target": target, "object": one.sha256, "recipe": recipe(package, codeobject)}),
+                    key=key({"target": target, "object": code.sha256, "recipe": recipe(package, codeobject)}),
                 )
 
     def prepare(self, cache: Path) -> None:

@@ -107,7 +107,7 @@ class _Walk:
 
     def __init__(self, kernel: Kernel, generation: Generation) -> None:
         self._kernel, self._generation = kernel, generation
-        self._effects = [effect(one, generation) for one in kernel.instructions]
+        self._effects = [effect(instruction, generation) for instruction in kernel.instructions]
         self._found: dict[tuple[int, str, int], Finding] = {}
 
     def findings(self) -> list[Finding]:
@@ -135,45 +135,45 @@ class _Walk:
 
     def _step(self, index: int, state: State) -> State:
         """The state after an instruction. Notes its violations."""
-        one = self._effects[index]
-        touched = one.touches | one.own
+        event = self._effects[index]
+        touched = event.touches | event.own
         for number, (_, loose, pending) in enumerate(state):
             if not pending:
                 continue
             if pending & touched:
                 # Before GFX12, a load from global memory may write what an older one still writes: that one ends first.
-                follows = number == LOADS and one.ordered and number in one.counters and not self._generation.split
-                if pending & one.touches or (loose if follows else pending) & one.own:
+                follows = number == LOADS and event.ordered and number in event.counters and not self._generation.split
+                if pending & event.touches or (loose if follows else pending) & event.own:
                     self._note(index, WAIT_RULE, number)
-            if one.barrier and pending >= _READS_LDS:
+            if event.barrier and pending >= _READS_LDS:
                 if pending & _OF_LDS:
                     self._note(index, BARRIER_RULE, number)
                 if pending & _OF_GLOBAL and self._orders_global(index):
                     self._note(index, GLOBAL_RULE, number)
-        if one.waits or one.counters:
-            return self._counted(one, state)
+        if event.waits or event.counters:
+            return self._counted(event, state)
         return state
 
-    def _counted(self, one: Effect, state: State) -> State:
+    def _counted(self, event: Effect, state: State) -> State:
         changed = list(state)
-        for number, left in one.waits:
+        for number, left in event.waits:
             ordered, loose, pending = state[number]
             if pending and (not left or len(ordered) > left):
                 changed[number] = _queue(ordered[:left], loose if left else 0)
-        for number in one.counters:
+        for number in event.counters:
             ordered, loose, pending = state[number]
-            if not one.ordered:
-                changed[number] = (ordered, loose | one.access, pending | one.access)
+            if not event.ordered:
+                changed[number] = (ordered, loose | event.access, pending | event.access)
             elif len(ordered) < self._generation.most[number]:
-                changed[number] = ((one.access, *ordered), loose, pending | one.access)
+                changed[number] = ((event.access, *ordered), loose, pending | event.access)
             else:
-                changed[number] = _queue((one.access, *ordered[:-2], ordered[-2] | ordered[-1]), loose)
+                changed[number] = _queue((event.access, *ordered[:-2], ordered[-2] | ordered[-1]), loose)
         return tuple(changed)
 
     def _orders_global(self, index: int) -> bool:
         """Whether a barrier orders global memory too: then the wave drops its cache of global memory after it."""
         after = self._kernel.instructions[index + 1 : index + 6]
-        return any(_ACQUIRE.match(one.mnemonic) for one in after)
+        return any(_ACQUIRE.match(op.mnemonic) for op in after)
 
     def _note(self, index: int, rule: str, counter: int) -> None:
         cure = _cure(counter, self._generation)
@@ -244,10 +244,10 @@ def effect(one: Instruction, generation: Generation) -> Effect:
     if name.startswith("s_") and _SCALAR.match(name):
         return _access(one, (generation.scalar,), 0, ordered=False)
     if not one.kinds & (isa.VALU | isa.SALU) and not _UNCOUNTED.match(name):
-        if (found := _LDS.match(name)) and name.startswith("ds_"):
-            return _access(one, (LDS,), 0 if found["exchange"] else _lds(name), ordered=True)
-        if found := _GLOBAL.match(name):
-            return _access(one, *_global(one, found["space"], found["action"], generation))
+        if (match := _LDS.match(name)) and name.startswith("ds_"):
+            return _access(one, (LDS,), 0 if match["exchange"] else _lds(name), ordered=True)
+        if match := _GLOBAL.match(name):
+            return _access(one, *_global(one, match["space"], match["action"], generation))
         if _UNKNOWN.match(name):
             raise ValueError(f"{one.text}: the check does not know which wait ends it: add it to counters.py")
     touches = one.reads | one.writes
@@ -256,13 +256,13 @@ def effect(one: Instruction, generation: Generation) -> Effect:
     return Effect(touches, 0, (), 0, ordered=False, waits=(), barrier=False)
 
 
-def _access(one: Instruction, counters: tuple[int, ...], memory: int, ordered: bool) -> Effect:
+def _access(op: Instruction, counters: tuple[int, ...], memory: int, ordered: bool) -> Effect:
     """An access. Its address and data are uses, but not the other half of a register that it loads a half of."""
-    used = one.reads if not one.writes else 0
-    for source in one.sources:
+    used = op.reads if not op.writes else 0
+    for source in op.sources:
         used |= source
-    access = one.writes & _REGISTERS | memory
-    return Effect(used, one.writes, counters, access, ordered, (), barrier=False)
+    access = op.writes & _REGISTERS | memory
+    return Effect(used, op.writes, counters, access, ordered, (), barrier=False)
 
 
 def _lds(name: str) -> int:
@@ -271,46 +271,46 @@ def _lds(name: str) -> int:
     return _WRITES_LDS if name.startswith(("ds_write", "ds_store")) else _OF_LDS
 
 
-def _global(one: Instruction, space: str, action: str, generation: Generation) -> tuple[tuple[int, ...], int, bool]:
+def _global(op: Instruction, space: str, action: str, generation: Generation) -> tuple[tuple[int, ...], int, bool]:
     """The counters of an access of global memory, the bits of the memory, and whether it ends in order."""
-    name = one.mnemonic
+    name = op.mnemonic
     if "async_to_lds" in name:
         return (ASYNC,), _WRITES_LDS, True
     if "async_from_lds" in name:
         return (ASYNC,), _READS_LDS, True
-    returns = action in ("load", "msaa_load", "sample", "gather4", "bvh", "inv") or bool(one.writes)
+    returns = action in ("load", "msaa_load", "sample", "gather4", "bvh", "inv") or bool(op.writes)
     counter = LOADS if returns else generation.stores
     if generation.split and space == "image":
         counter = SAMPLES if action in ("sample", "gather4", "msaa_load") else RAYS if action == "bvh" else counter
     memory = 0 if space == "scratch" or action in ("inv", "wb", "wbinv") else _OF_GLOBAL
     if memory and action in ("load", "store"):
         memory = _READS_GLOBAL if action == "load" else _WRITES_GLOBAL
-    if isa.is_lds_dma(name, one.text):
+    if isa.is_lds_dma(name, op.text):
         memory |= _WRITES_LDS
     if space == "flat":
         return (counter, LDS), memory | _OF_LDS, False
     return (counter,), memory, True
 
 
-def _waits(one: Instruction, generation: Generation) -> tuple[tuple[int, int], ...]:
+def _waits(op: Instruction, generation: Generation) -> tuple[tuple[int, int], ...]:
     """(counter, number that may stay under way) of a wait. Raises ValueError for an unknown wait."""
-    name, operand = one.mnemonic, one.text.split()[-1]
+    name, operand = op.mnemonic, op.text.split()[-1]
     if name in _OTHER_WAITS:
         return ()
     if name == "s_wait_idle":
         return tuple((number, 0) for number in range(len(_NAMES)))
     if name == "s_waitcnt":
-        named = re.findall(r"(\w+)cnt\((\w+)\)", one.text)
+        named = re.findall(r"(\w+)cnt\((\w+)\)", op.text)
         if named:
             return tuple((_COUNTERS[counter], int(left, 0)) for counter, left in named)
         return tuple(_of_fields(int(operand, 0), generation))
-    found = _WAIT_FOR_ONE.match(name)
-    if found is None or found["first"] not in _COUNTERS:
-        raise ValueError(f"{one.text}: the check does not know this wait: add it to counters.py")
+    match = _WAIT_FOR_ONE.match(name)
+    if match is None or match["first"] not in _COUNTERS:
+        raise ValueError(f"{op.text}: the check does not know this wait: add it to counters.py")
     left = int(operand, 0)
-    if found["second"]:
-        return (_COUNTERS[found["first"]], left >> 8), (LDS, left & 0x3F)
-    return ((_COUNTERS[found["first"]], left),)
+    if match["second"]:
+        return (_COUNTERS[match["first"]], left >> 8), (LDS, left & 0x3F)
+    return ((_COUNTERS[match["first"]], left),)
 
 
 def _of_fields(number: int, generation: Generation) -> Iterator[tuple[int, int]]:

@@ -136,8 +136,8 @@ def access(place: int, one: Instruction) -> Access | None:
         words = re.search(r"(?:dwordx|_b(?=96|128))(\d+)", one.mnemonic)
         size = 4 if words is None else {"96": 12, "128": 16}.get(words[1], 4 * int(words[1]))
         return Access(place, True, (offsets.get("", 0),), size, isa.M0, copies=True)
-    found = _ACCESS.match(one.mnemonic)
-    if found is None:
+    match = _ACCESS.match(one.mnemonic)
+    if match is None:
         return None
     width = _WIDTH.search(one.mnemonic)
     size = int(width[1]) // 8 if width else 4
@@ -145,7 +145,7 @@ def access(place: int, one: Instruction) -> Access | None:
     if _TWICE.search(one.mnemonic):
         step = size * (64 if "st64" in one.mnemonic or "stride64" in one.mnemonic else 1)
         pieces = (offsets.get("0", 0) * step, offsets.get("1", 0) * step)
-    return Access(place, found["kind"] in ("write", "store"), pieces, size, one.sources[0] if one.sources else 0)
+    return Access(place, match["kind"] in ("write", "store"), pieces, size, one.sources[0] if one.sources else 0)
 
 
 class _Reach:
@@ -165,10 +165,10 @@ class _Reach:
 
     def meeting(self, first: int, second: int) -> Access | None:
         """An access of the first set that reaches a byte in common with one of the second, from another wave."""
-        for one in bits(second & ~self._unknown):
-            others = first & ~self._unknown & (-1 if one & self._writers else self._writers)
+        for bit in bits(second & ~self._unknown):
+            others = first & ~self._unknown & (-1 if bit & self._writers else self._writers)
             for other in bits(others):
-                if self._meet(other, one):
+                if self._meet(other, bit):
                     return self._touches[other.bit_length() - 1][0]
         return None
 

@@ -24,20 +24,20 @@ class Form:
 
 
 def _pattern(pattern: str) -> Callable[[Instruction, Kernel], bool]:
-    found = re.compile(pattern)
-    return lambda one, _kernel: found.match(one.text) is not None
+    regex = re.compile(pattern)
+    return lambda op, _kernel: regex.match(op.text) is not None
 
 
-def _scratch_below(one: Instruction, _kernel: Kernel) -> bool:
-    found = re.match(r"scratch_.*\boffset:-(\d+)", one.text)
-    return found is not None and int(found[1]) % 4 != 0
+def _scratch_below(op: Instruction, _kernel: Kernel) -> bool:
+    match = re.match(r"scratch_.*\boffset:-(\d+)", op.text)
+    return match is not None and int(match[1]) % 4 != 0
 
 
-def _reads_last_register(one: Instruction, kernel: Kernel) -> bool:
-    if "_f64" not in one.mnemonic or "::" not in one.text:
+def _reads_last_register(op: Instruction, kernel: Kernel) -> bool:
+    if "_f64" not in op.mnemonic or "::" not in op.text:
         return False
     owned = -(-kernel.descriptor["next_free_vgpr"] // _GRANULE) * _GRANULE
-    second = isa.instruction(one.text.partition("::")[2].strip())
+    second = isa.instruction(op.text.partition("::")[2].strip())
     return bool(second.reads & isa.VGPRS & 1 << owned - 1)
 
 
@@ -65,7 +65,7 @@ def findings(kernel: Kernel, target: str) -> Iterator[str]:
     """The instructions of these forms. Raises ValueError for an unknown target, and for a target without rules."""
     groups = hazards.of(target)
     forms = [form for form in FORMS if not groups.isdisjoint(form.hazards)]
-    for one in kernel.instructions:
+    for instruction in kernel.instructions:
         for form in forms:
-            if form.matches(one, kernel):
-                yield f"{kernel.symbol}: {one.text}: {form.problem} ({form.source})"
+            if form.matches(instruction, kernel):
+                yield f"{kernel.symbol}: {instruction.text}: {form.problem} ({form.source})"

@@ -65,9 +65,9 @@ def counts(kernel: Kernel, target: str) -> dict[str, int]:
     """
     if problems := resources.findings(kernel, target):
         raise ValueError(problems[0])
-    found = scan.findings(kernel, target)
-    names = [_habit(finding) for finding in found]
-    if AFTER_PRODUCT in names and (left := [one for one in scan.findings(_slowed(kernel), target) if _is_product(one)]):
+    violations = scan.findings(kernel, target)
+    names = [_habit(finding) for finding in violations]
+    if AFTER_PRODUCT in names and (left := list(filter(_is_product, scan.findings(_slowed(kernel), target)))):
         raise ValueError(str(left[0]))
     counted = Counter(names)
     return {name: counted[name] for name in NAMES if counted[name]}
@@ -92,9 +92,9 @@ def _slowed(kernel: Kernel) -> Kernel:
     return dataclasses.replace(kernel, instructions=tuple(map(_slow, kernel.instructions)))
 
 
-def _slow(one: Instruction) -> Instruction:
-    if one.mnemonic == "s_barrier":
-        return dataclasses.replace(one, states=BARRIER_STATES)
-    if one.mnemonic.startswith(("s_branch", "s_cbranch")):
-        return dataclasses.replace(one, states=BRANCH_STATES)
-    return one
+def _slow(op: Instruction) -> Instruction:
+    if op.mnemonic == "s_barrier":
+        return dataclasses.replace(op, states=BARRIER_STATES)
+    if op.mnemonic.startswith(("s_branch", "s_cbranch")):
+        return dataclasses.replace(op, states=BRANCH_STATES)
+    return op

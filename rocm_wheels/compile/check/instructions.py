@@ -122,15 +122,15 @@ def kernel(symbol: str, lines: list[tuple[int, str]], descriptor: dict[str, int]
             instructions.append(instruction(code))
             numbers.append(number)
     followers = []
-    for index, one in enumerate(instructions):
+    for index, op in enumerate(instructions):
         after = [index + 1] if index + 1 < len(instructions) else []
-        if one.mnemonic.startswith(("s_endpgm", "s_setpc")):
+        if op.mnemonic.startswith(("s_endpgm", "s_setpc")):
             after = []
-        elif one.mnemonic == "s_branch" or one.mnemonic.startswith("s_cbranch"):
-            goal = one.text.split()[-1]
+        elif op.mnemonic == "s_branch" or op.mnemonic.startswith("s_cbranch"):
+            goal = op.text.split()[-1]
             if goal not in labels:
-                raise ValueError(f"{one.text}: the label is not in the kernel")
-            after = [labels[goal]] if one.mnemonic == "s_branch" else [*after, labels[goal]]
+                raise ValueError(f"{op.text}: the label is not in the kernel")
+            after = [labels[goal]] if op.mnemonic == "s_branch" else [*after, labels[goal]]
         followers.append(tuple(at for at in after if at < len(instructions)))
     return Kernel(symbol, tuple(instructions), tuple(numbers), tuple(followers), descriptor)
 
@@ -166,8 +166,8 @@ def writes_half(code: str, sources: int) -> bool:
     """Whether `op_sel` puts the result into the upper half, or another byte, of a register: the bits that follow those
     of the sources.
     """
-    found = _OP_SEL.search(code)
-    return found is not None and "1" in found[1].split(",")[sources:]
+    match = _OP_SEL.search(code)
+    return match is not None and "1" in match[1].split(",")[sources:]
 
 
 def _destinations(name: str, code: str) -> int:
@@ -189,20 +189,20 @@ def is_lds_dma(name: str, code: str) -> bool:
 @lru_cache(1 << 14)
 def registers(operand: str) -> int:
     """The registers that an operand names."""
-    found = 0
+    bits = 0
     for kind, number, ranged, first, last, named, half, m0 in _REGISTER.findall(_HIGH.sub(r"\g<register>", operand)):
         if kind:
-            found |= 1 << _FIRST[kind] + int(number)
+            bits |= 1 << _FIRST[kind] + int(number)
         elif ranged:
-            found |= (1 << int(last) + 1) - (1 << int(first)) << _FIRST[ranged]
+            bits |= (1 << int(last) + 1) - (1 << int(first)) << _FIRST[ranged]
         else:
             place, words = _NAMED[m0 or named + half]
-            found |= (1 << words) - 1 << SCALARS + place
-    return found
+            bits |= (1 << words) - 1 << SCALARS + place
+    return bits
 
 
 def _union(sets: list[int]) -> int:
-    found = 0
-    for one in sets:
-        found |= one
-    return found
+    union = 0
+    for bits in sets:
+        union |= bits
+    return union

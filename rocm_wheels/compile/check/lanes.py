@@ -47,11 +47,11 @@ class Lanes:
         self._numbers: dict[bytes, int] = {}
         self._results: dict[tuple[str, tuple[int, ...]], int | None] = {}
         self._slots: dict[str, dict[int, int]] = {}  # by register or memory
-        self._texts = {one.text: one for one in kernel.instructions}
+        self._texts = {instruction.text: instruction for instruction in kernel.instructions}
         self._moves = {text: moves for text, one in self._texts.items() if (moves := self._moved(one))}
         self._parts: dict[str, tuple[Part, ...]] = {}
         overwrites = {text: self._overwritten(one) for text, one in self._texts.items()}
-        self.overwrites = [overwrites[one.text] for one in kernel.instructions]  # by place
+        self.overwrites = [overwrites[instruction.text] for instruction in kernel.instructions]  # by place
         # A wave begins with the numbers of its threads and group in v0 to v2, and with arguments in scalar registers.
         self.start = {1: self._number(self._threads)}
         self.undefined = isa.VGPRS & ~7 | -1 << _FIRST_SLOT

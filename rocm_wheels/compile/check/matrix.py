@@ -22,10 +22,10 @@ _PASSES_90A = {4: 2, 16: 8, 32: 16}
 @cache
 def passes(mnemonic: str, target: str) -> int:
     """Number of passes of a matrix instruction. Raises ValueError for an instruction that is not in the table."""
-    found = _SHAPE.match(mnemonic)
-    if found is None or found[4].startswith("f64"):
+    match = _SHAPE.match(mnemonic)
+    if match is None or match[4].startswith("f64"):
         raise ValueError(f"{mnemonic}: the check has no passes for it on {target}")
-    rows, depth, kind = int(found[1]), int(found[3]), found[4]
+    rows, depth, kind = int(match[1]), int(match[3]), match[4]
     if "gfx940" not in hazards.of(target):
         return _PASSES_90A[rows]
     if rows == 4:
@@ -42,8 +42,8 @@ def _is_xdl(mnemonic: str) -> bool:
     """Whether the matrix core executes the instruction. gfx94x executes fp32 products elsewhere, one wait state
     faster.
     """
-    found = _SHAPE.match(mnemonic)
-    return found is None or found[4] not in ("f32", "1k_f32")
+    match = _SHAPE.match(mnemonic)
+    return match is None or match[4] not in ("f32", "1k_f32")
 
 
 def reads_accumulator(one: Instruction) -> int:

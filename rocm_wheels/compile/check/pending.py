@@ -42,78 +42,78 @@ class Rule:
 def _until(
     ends: Callable[[Instruction], bool], starts: Callable[[Instruction], int]
 ) -> Callable[[Instruction, int], int]:
-    return lambda one, pending: (0 if ends(one) else pending) | starts(one)
+    return lambda op, pending: (0 if ends(op) else pending) | starts(op)
 
 
-def _depctr(one: Instruction, counter: str, mask: int) -> bool:
+def _depctr(op: Instruction, counter: str, mask: int) -> bool:
     """Whether an instruction is s_waitcnt_depctr for all of a counter, whose bits of the number are `mask`."""
-    if one.mnemonic != "s_waitcnt_depctr":
+    if op.mnemonic != "s_waitcnt_depctr":
         return False
-    number = re.fullmatch(r"\S+\s+(0x[0-9a-f]+|\d+)", one.text)
-    return int(number[1], 0) & mask == 0 if number else f"{counter}(0)" in one.text
+    number = re.fullmatch(r"\S+\s+(0x[0-9a-f]+|\d+)", op.text)
+    return int(number[1], 0) & mask == 0 if number else f"{counter}(0)" in op.text
 
 
-def _counts(one: Instruction) -> dict[str, int]:
+def _counts(op: Instruction) -> dict[str, int]:
     """The counters of s_waitcnt and their limits."""
-    return {name: int(limit) for name, limit in re.findall(r"(\w+cnt)\((\d+)\)", one.text)}
+    return {name: int(limit) for name, limit in re.findall(r"(\w+cnt)\((\d+)\)", op.text)}
 
 
-def _waits_for_all(one: Instruction) -> bool:
+def _waits_for_all(op: Instruction) -> bool:
     """Whether an instruction is s_waitcnt for every counter that it has."""
-    return one.mnemonic == "s_waitcnt" and (
-        _counts(one) == {"vmcnt": 0, "expcnt": 0, "lgkmcnt": 0} or one.text.split()[-1] in ("0", "0x0")
+    return op.mnemonic == "s_waitcnt" and (
+        _counts(op) == {"vmcnt": 0, "expcnt": 0, "lgkmcnt": 0} or op.text.split()[-1] in ("0", "0x0")
     )
 
 
-def _scalar_sources(one: Instruction) -> int:
+def _scalar_sources(op: Instruction) -> int:
     """The scalar registers that VMEM and LDS read. They read EXEC too."""
-    return one.reads & (isa.SGPRS | isa.M0) | isa.EXEC if one.kinds & _MEMORY else 0
+    return op.reads & (isa.SGPRS | isa.M0) | isa.EXEC if op.kinds & _MEMORY else 0
 
 
-def _has_read_sources(one: Instruction) -> bool:
-    return bool(one.kinds & isa.VALU) or _waits_for_all(one) or _depctr(one, "depctr_vm_vsrc", 0b11100)
+def _has_read_sources(op: Instruction) -> bool:
+    return bool(op.kinds & isa.VALU) or _waits_for_all(op) or _depctr(op, "depctr_vm_vsrc", 0b11100)
 
 
-def _scalar_results(one: Instruction) -> int:
-    return one.writes if one.kinds & (isa.SALU | isa.SMEM) else 0
+def _scalar_results(op: Instruction) -> int:
+    return op.writes if op.kinds & (isa.SALU | isa.SMEM) else 0
 
 
-def _scalar_load_is_over(one: Instruction) -> bool:
-    if one.mnemonic in ("s_waitcnt", "s_waitcnt_lgkmcnt"):
-        return _waits_for_all(one) or _counts(one).get("lgkmcnt") == 0 or one.text.split()[1:] == ["null,", "0x0"]
-    return bool(one.kinds & isa.SALU) and not _SOPP.match(one.mnemonic)
+def _scalar_load_is_over(op: Instruction) -> bool:
+    if op.mnemonic in ("s_waitcnt", "s_waitcnt_lgkmcnt"):
+        return _waits_for_all(op) or _counts(op).get("lgkmcnt") == 0 or op.text.split()[1:] == ["null,", "0x0"]
+    return bool(op.kinds & isa.SALU) and not _SOPP.match(op.mnemonic)
 
 
-def _reads_exec(one: Instruction) -> int:
+def _reads_exec(op: Instruction) -> int:
     """EXEC for an instruction that reads it, except VALU."""
-    if one.kinds & isa.VALU:
+    if op.kinds & isa.VALU:
         return 0
-    return isa.EXEC if one.kinds & _MEMORY or one.reads & isa.EXEC or one.mnemonic.startswith("s_cbranch_exec") else 0
+    return isa.EXEC if op.kinds & _MEMORY or op.reads & isa.EXEC or op.mnemonic.startswith("s_cbranch_exec") else 0
 
 
-def _writes_scalar_by_vector(one: Instruction) -> bool:
-    return bool(one.kinds & isa.VALU and one.writes & (isa.SGPRS | isa.EXEC)) or _depctr(one, "depctr_sa_sdst", 1)
+def _writes_scalar_by_vector(op: Instruction) -> bool:
+    return bool(op.kinds & isa.VALU and op.writes & (isa.SGPRS | isa.EXEC)) or _depctr(op, "depctr_sa_sdst", 1)
 
 
 # Flags of the hazard of LDS, branch and VMEM: the last access to memory, without and with a branch after it.
 _LDS, _VMEM, _LDS_BRANCH, _VMEM_BRANCH = 1, 2, 4, 8
 
 
-def _kind_of_access(one: Instruction) -> int:
-    to_lds = one.kinds & isa.LDS or one.text.endswith(" lds") or "_load_lds_" in one.mnemonic
-    return _LDS if to_lds else _VMEM if one.kinds & isa.VMEM else 0
+def _kind_of_access(op: Instruction) -> int:
+    to_lds = op.kinds & isa.LDS or op.text.endswith(" lds") or "_load_lds_" in op.mnemonic
+    return _LDS if to_lds else _VMEM if op.kinds & isa.VMEM else 0
 
 
-def _after_access(one: Instruction, pending: int) -> int:
-    if one.mnemonic == "s_waitcnt_vscnt" and one.text.split()[-1] in ("0", "0x0"):
+def _after_access(op: Instruction, pending: int) -> int:
+    if op.mnemonic == "s_waitcnt_vscnt" and op.text.split()[-1] in ("0", "0x0"):
         return 0
-    if one.mnemonic.startswith(("s_branch", "s_cbranch")):
+    if op.mnemonic.startswith(("s_branch", "s_cbranch")):
         return pending | (pending & (_LDS | _VMEM)) << 2
-    return _kind_of_access(one) or pending
+    return _kind_of_access(op) or pending
 
 
-def _other_access(one: Instruction) -> int:
-    return {_LDS: _VMEM_BRANCH, _VMEM: _LDS_BRANCH}.get(_kind_of_access(one), 0)
+def _other_access(op: Instruction) -> int:
+    return {_LDS: _VMEM_BRANCH, _VMEM: _LDS_BRANCH}.get(_kind_of_access(op), 0)
 
 
 # Two bits above the bits of registers: a scalar access, or a vector access, has an address that is not translated yet.
@@ -121,20 +121,20 @@ def _other_access(one: Instruction) -> int:
 _SCALAR_KIND, _VECTOR_KIND = 1 << isa.SCALARS + 200, 1 << isa.SCALARS + 201
 
 
-def _after_translation(one: Instruction, pending: int) -> int:
+def _after_translation(op: Instruction, pending: int) -> int:
     """The registers of accesses that XNACK may replay. A wait for some of the accesses is taken for a wait for all."""
-    if one.mnemonic.startswith("s_wait_xcnt") or one.mnemonic == "s_wait_idle":
+    if op.mnemonic.startswith("s_wait_xcnt") or op.mnemonic == "s_wait_idle":
         return 0
-    if one.mnemonic.startswith("s_wait_loadcnt"):
+    if op.mnemonic.startswith("s_wait_loadcnt"):
         return pending if pending & _SCALAR_KIND else 0
-    if one.mnemonic == "s_wait_kmcnt" and one.text.split()[-1] in ("0", "0x0"):
+    if op.mnemonic == "s_wait_kmcnt" and op.text.split()[-1] in ("0", "0x0"):
         return pending if pending & _VECTOR_KIND else 0
-    if one.kinds & isa.SMEM:
-        return (0 if pending & _VECTOR_KIND else pending) | one.reads | _SCALAR_KIND
-    if one.kinds & isa.VMEM and one.reads:
+    if op.kinds & isa.SMEM:
+        return (0 if pending & _VECTOR_KIND else pending) | op.reads | _SCALAR_KIND
+    if op.kinds & isa.VMEM and op.reads:
         # Vector accesses are translated in order.
-        older = 0 if pending & _SCALAR_KIND or one.writes & pending else pending
-        return older | one.reads | isa.EXEC | _VECTOR_KIND
+        older = 0 if pending & _SCALAR_KIND or op.writes & pending else pending
+        return older | op.reads | isa.EXEC | _VECTOR_KIND
     return pending
 
 
@@ -176,12 +176,12 @@ def findings(kernel: Kernel, target: str) -> list[Finding]:
     if not rules:
         return []
 
-    def after(_: int, one: Instruction, state: flow.State) -> flow.State:
-        return tuple(rule.after(one, pending) for rule, pending in zip(rules, state, strict=True))
+    def after(_: int, op: Instruction, state: flow.State) -> flow.State:
+        return tuple(rule.after(op, pending) for rule, pending in zip(rules, state, strict=True))
 
     return [
-        Finding(kernel.symbol, index, f"{rule.name}; {rule.source}", f"{one.text}: without {rule.cure}", 1, rule.cure)
+        Finding(kernel.symbol, index, f"{rule.name}; {rule.source}", f"{op.text}: without {rule.cure}", 1, rule.cure)
         for index, state in flow.before(kernel, (0,) * len(rules), after).items()
         for rule, pending in zip(rules, state, strict=True)
-        if (one := kernel.instructions[index]) and rule.breaks(one) & pending
+        if (op := kernel.instructions[index]) and rule.breaks(op) & pending
     ]

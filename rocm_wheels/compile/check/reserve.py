@@ -30,7 +30,7 @@ def exact(assembly: str, kernels: Sequence[Kernel], target: str) -> tuple[str, l
     for kernel in kernels:
         reserved, used = kernel.descriptor.get("next_free_vgpr", 0), named(kernel, target)
         if reserved > used:
-            if unseen := next((one for one in kernel.instructions if _UNSEEN.match(one.text)), None):
+            if unseen := next((op for op in kernel.instructions if _UNSEEN.match(op.text)), None):
                 raise ValueError(
                     f"{kernel.symbol}: it reserves {reserved} vector registers and names {used}, and the registers of "
                     f"{unseen.text} are not in its text: compile it without waves_per_eu"
@@ -49,8 +49,8 @@ def named(kernel: Kernel, target: str) -> int:
     `accum_offset`; earlier GPUs of CDNA have as many accumulators as vector registers; RDNA has none.
     """
     touched = 0
-    for one in kernel.instructions:
-        touched |= one.reads | one.writes
+    for instruction in kernel.instructions:
+        touched |= instruction.reads | instruction.writes
     touched &= isa.VGPRS
     start = 1 + kernel.descriptor.get("system_vgpr_workitem_id", 0)
     if sources.module("kernels.targets").get(target).family != "cdna":

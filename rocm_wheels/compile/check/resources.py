@@ -28,14 +28,14 @@ def _beyond(kernel: Kernel, target: str) -> Iterator[str]:
     vectors = described.get("accum_offset", described["next_free_vgpr"])
     accumulators = described["next_free_vgpr"] - vectors if "accum_offset" in described else vectors
     scalars = sources.module("kernels.targets").get(target).scalar_registers or described["next_free_sgpr"]
-    for one in kernel.instructions:
-        used = one.reads | one.writes
+    for instruction in kernel.instructions:
+        used = instruction.reads | instruction.writes
         if (used & isa.VGPRS & ~isa.AGPRS) >> vectors:
-            yield f"{one.text}: a VGPR beyond the {vectors} of the kernel descriptor"
+            yield f"{instruction.text}: a VGPR beyond the {vectors} of the kernel descriptor"
         if (used & isa.AGPRS) >> 256 + accumulators:
-            yield f"{one.text}: an AGPR beyond the {accumulators} of the kernel descriptor"
+            yield f"{instruction.text}: an AGPR beyond the {accumulators} of the kernel descriptor"
         if used & isa.SGPRS & ~isa.VCC & -1 << isa.SCALARS + scalars:
-            yield f"{one.text}: an SGPR beyond the {scalars} of the kernel descriptor"
+            yield f"{instruction.text}: an SGPR beyond the {scalars} of the kernel descriptor"
 
 
 def _unwritten(kernel: Kernel) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _unwritten(kernel: Kernel) -> Iterator[str]:
                 written[at] = merged
                 work.append(at)
     for index, known in sorted(written.items()):
-        one = kernel.instructions[index]
+        op = kernel.instructions[index]
         for name, registers in (("M0", isa.M0), ("VCC", isa.VCC)):
-            if one.reads & registers & ~known and not known & registers:
-                yield f"{one.text}: reads {name}, which nothing has written on a path to it"
+            if op.reads & registers & ~known and not known & registers:
+                yield f"{op.text}: reads {name}, which nothing has written on a path to it"

@@ -48,56 +48,56 @@ class Rule:
 
 
 def _writes(kinds: int, registers: int, *, but: int = 0) -> Registers:
-    return lambda one: one.writes & registers if one.kinds & kinds and not one.kinds & but else 0
+    return lambda op: op.writes & registers if op.kinds & kinds and not op.kinds & but else 0
 
 
 def _reads(kinds: int, registers: int, *, but: int = 0) -> Registers:
-    return lambda one: one.reads & registers if one.kinds & kinds and not one.kinds & but else 0
+    return lambda op: op.reads & registers if op.kinds & kinds and not op.kinds & but else 0
 
 
 def _named(pattern: str, registers: Registers) -> Registers:
-    found = re.compile(pattern)
-    return lambda one: registers(one) if found.match(one.mnemonic) else 0
+    regex = re.compile(pattern)
+    return lambda op: registers(op) if regex.match(op.mnemonic) else 0
 
 
 def _source(index: int) -> Registers:
-    return lambda one: one.sources[index] if index < len(one.sources) else 0
+    return lambda op: op.sources[index] if index < len(op.sources) else 0
 
 
 def _dpp(registers: Registers) -> Registers:
-    return lambda one: registers(one) if one.kinds & isa.VALU and one.is_dpp else 0
+    return lambda op: registers(op) if op.kinds & isa.VALU and op.is_dpp else 0
 
 
-def _wide_store(one: Instruction) -> int:
+def _wide_store(op: Instruction) -> int:
     """The data registers of a store of more than 64 bits without a scalar offset."""
-    if not re.match(r"(global|flat|scratch|buffer)_store_(dwordx[34]|b96|b128)", one.mnemonic):
+    if not re.match(r"(global|flat|scratch|buffer)_store_(dwordx[34]|b96|b128)", op.mnemonic):
         return 0
-    data = one.sources[0 if one.mnemonic.startswith("buffer") else 1]
-    return 0 if one.mnemonic.startswith("buffer") and one.sources[3:] and one.sources[3] & isa.SGPRS else data
+    data = op.sources[0 if op.mnemonic.startswith("buffer") else 1]
+    return 0 if op.mnemonic.startswith("buffer") and op.sources[3:] and op.sources[3] & isa.SGPRS else data
 
 
-def _wide_store_with_offset(one: Instruction) -> int:
+def _wide_store_with_offset(op: Instruction) -> int:
     """The data registers of a buffer store of more than 64 bits with a scalar offset."""
-    return one.sources[0] if one.mnemonic.startswith("buffer_store_dwordx") and one.mnemonic[-1] in "34" else 0
+    return op.sources[0] if op.mnemonic.startswith("buffer_store_dwordx") and op.mnemonic[-1] in "34" else 0
 
 
-def _selects_bits(one: Instruction) -> int:
+def _selects_bits(op: Instruction) -> int:
     """The destination of an instruction that shifts its result into a part of a register."""
-    shifted = "dst_sel:" in one.text and "dst_sel:DWORD" not in one.text
-    part = shifted or isa.writes_half(one.text, len(one.sources))
-    return one.writes & isa.VGPRS if one.kinds == isa.VALU and part else 0
+    shifted = "dst_sel:" in op.text and "dst_sel:DWORD" not in op.text
+    part = shifted or isa.writes_half(op.text, len(op.sources))
+    return op.writes & isa.VGPRS if op.kinds == isa.VALU and part else 0
 
 
 def _outside(kind: int) -> Callable[[Instruction], bool]:
-    return lambda one: not one.kinds & kind
+    return lambda op: not op.kinds & kind
 
 
 def _clause(kind: int) -> Registers:
-    return lambda one: int(bool(one.kinds & kind))
+    return lambda op: int(bool(op.kinds & kind))
 
 
-def _stores(one: Instruction) -> bool:
-    return re.search(r"_store_|_atomic_", one.mnemonic) is not None
+def _stores(op: Instruction) -> bool:
+    return re.search(r"_store_|_atomic_", op.mnemonic) is not None
 
 
 def _in_clause(first: Instruction, second: Instruction, _target: str) -> int:
@@ -109,32 +109,32 @@ def _in_clause(first: Instruction, second: Instruction, _target: str) -> int:
     return int(_stores(second) or bool((first.writes | second.writes) & (first.reads | second.reads)))
 
 
-def _waits_for_vectors(one: Instruction) -> bool:
+def _waits_for_vectors(op: Instruction) -> bool:
     """Whether an instruction waits for all results of vector instructions before it is issued. A wait for all but some
     of them is none: `va_vdst(1)`, or a number whose highest four bits are not 0.
     """
-    if one.kinds & _MEMORY:
+    if op.kinds & _MEMORY:
         return True
-    if one.mnemonic != "s_waitcnt_depctr":
+    if op.mnemonic != "s_waitcnt_depctr":
         return False
-    number = re.fullmatch(r"\S+\s+(0x[0-9a-f]+|\d+)", one.text)
-    return int(number[1], 0) >> 12 == 0 if number else "va_vdst(0)" in one.text
+    number = re.fullmatch(r"\S+\s+(0x[0-9a-f]+|\d+)", op.text)
+    return int(number[1], 0) >> 12 == 0 if number else "va_vdst(0)" in op.text
 
 
 _MEMORY = isa.VMEM | isa.LDS
 
 
-def _operands(one: Instruction) -> int:
+def _operands(op: Instruction) -> int:
     """The registers of the first two source operands of an instruction."""
-    return (one.sources[0] | one.sources[1]) & isa.VGPRS if len(one.sources) > 1 else 0
+    return (op.sources[0] | op.sources[1]) & isa.VGPRS if len(op.sources) > 1 else 0
 
 
-def _uses_vgprs(one: Instruction) -> int:
-    return (one.reads | one.writes) & isa.VGPRS if one.kinds & (isa.VALU | _MEMORY) else 0
+def _uses_vgprs(op: Instruction) -> int:
+    return (op.reads | op.writes) & isa.VGPRS if op.kinds & (isa.VALU | _MEMORY) else 0
 
 
-def _vector_uses(one: Instruction) -> int:
-    return (one.reads | one.writes) & isa.VGPRS if one.kinds & isa.VALU else 0
+def _vector_uses(op: Instruction) -> int:
+    return (op.reads | op.writes) & isa.VGPRS if op.kinds & isa.VALU else 0
 
 
 def _after_dot_product(dot: Instruction, other: Instruction, _target: str) -> int:
@@ -156,29 +156,29 @@ def _coexecution(first: Instruction, second: Instruction, _target: str) -> int:
     return between + bool(second.kinds & isa.WMMA)
 
 
-def _many_addresses(one: Instruction) -> int:
+def _many_addresses(op: Instruction) -> int:
     """1 for an image access whose separate address registers take 16 bytes of code."""
-    found = re.search(r"\[(v\d+(?:, ?v\d+){5,})\]", one.text)
-    return int(one.mnemonic.startswith("image_") and found is not None)
+    match = re.search(r"\[(v\d+(?:, ?v\d+){5,})\]", op.text)
+    return int(op.mnemonic.startswith("image_") and match is not None)
 
 
-def _offset_bits(one: Instruction) -> int:
-    found = re.match(r"t?buffer_.*\boffset:(\d+)", one.text)
-    return int(found is not None and int(found[1]) & 6 != 0)
+def _offset_bits(op: Instruction) -> int:
+    match = re.match(r"t?buffer_.*\boffset:(\d+)", op.text)
+    return int(match is not None and int(match[1]) & 6 != 0)
 
 
 def _plain_vector(registers: Registers) -> Registers:
-    return lambda one: registers(one) & isa.VGPRS if one.kinds & isa.VALU and not one.kinds & isa.WMMA else 0
+    return lambda op: registers(op) & isa.VGPRS if op.kinds & isa.VALU and not op.kinds & isa.WMMA else 0
 
 
-def _index(one: Instruction) -> int:
+def _index(op: Instruction) -> int:
     """The register of the indices of a sparse WMMA, its third source."""
-    return one.sources[2] & isa.VGPRS if "swmmac" in one.mnemonic and len(one.sources) > 2 else 0
+    return op.sources[2] & isa.VGPRS if "swmmac" in op.mnemonic and len(op.sources) > 2 else 0
 
 
-def _product_sources(one: Instruction) -> int:
+def _product_sources(op: Instruction) -> int:
     """A, B and the indices of a WMMA."""
-    return _operands(one) | _index(one) if one.kinds & isa.WMMA else 0
+    return _operands(op) | _index(op) if op.kinds & isa.WMMA else 0
 
 
 RULES = (

@@ -34,43 +34,43 @@ def findings(kernel: Kernel) -> list[Finding]:
     ]
 
 
-def _missing(one: Instruction, state: State) -> list[str]:
-    if not one.kinds & (isa.VALU | isa.SALU):
+def _missing(op: Instruction, state: State) -> list[str]:
+    if not op.kinds & (isa.VALU | isa.SALU):
         return []
     _, scalar, vector = state
-    vector &= one.reads if one.kinds & isa.VALU else 0
+    vector &= op.reads if op.kinds & isa.VALU else 0
     needs: Mapping[str, int] = {
-        "depctr_sa_sdst(0)": scalar & one.reads,
+        "depctr_sa_sdst(0)": scalar & op.reads,
         "depctr_va_sdst(0)": vector & ~isa.VCC,
         "depctr_va_vcc(0)": vector & isa.VCC,
     }
     return [f"s_wait_alu {wait}" for wait, registers in needs.items() if registers]
 
 
-def _after(_: int, one: Instruction, state: State) -> State:
+def _after(_: int, op: Instruction, state: State) -> State:
     read, scalar, vector = state
-    if one.kinds & isa.SMEM or one.mnemonic.startswith(("buffer_", "image_")):
+    if op.kinds & isa.SMEM or op.mnemonic.startswith(("buffer_", "image_")):
         return read, 0, 0  # these instructions wait for all scalar results
-    if one.mnemonic == "s_wait_alu":
-        scalar = 0 if _waits(one, "sa_sdst") else scalar
-        vector &= isa.VCC if _waits(one, "va_sdst") else -1
-        vector &= ~isa.VCC if _waits(one, "va_vcc") else -1
+    if op.mnemonic == "s_wait_alu":
+        scalar = 0 if _waits(op, "sa_sdst") else scalar
+        vector &= isa.VCC if _waits(op, "va_sdst") else -1
+        vector &= ~isa.VCC if _waits(op, "va_vcc") else -1
         return read, scalar, vector
-    if one.kinds & isa.SALU:
+    if op.kinds & isa.SALU:
         # SALU waits for VALU by itself: for all registers, or for VCC.
-        used = one.reads & read
+        used = op.reads & read
         vector &= isa.VCC if used & ~isa.VCC else -1
         vector &= ~isa.VCC if used & isa.VCC else -1
-        written = one.writes & read
+        written = op.writes & read
         return read, scalar | written, vector & ~(written & isa.VCC)
-    if one.kinds & isa.VALU:
-        written = one.writes & read
-        return read | _pairs(one.reads), scalar & ~(written & isa.VCC), vector | written
+    if op.kinds & isa.VALU:
+        written = op.writes & read
+        return read | _pairs(op.reads), scalar & ~(written & isa.VCC), vector | written
     return state
 
 
-def _waits(one: Instruction, counter: str) -> bool:
-    return re.search(rf"\b(depctr_)?{counter}\(0\)", one.text) is not None
+def _waits(op: Instruction, counter: str) -> bool:
+    return re.search(rf"\b(depctr_)?{counter}\(0\)", op.text) is not None
 
 
 def _pairs(registers: int) -> int:

@@ -43,20 +43,20 @@ def findings(kernel: Kernel, target: str) -> list[Finding]:
     instruction.
     """
     rules = for_target(target)
-    roles = {one: _roles(one, rules) for one in set(kernel.instructions)}
-    found: dict[tuple[int, int], Finding] = {}
+    roles = {op: _roles(op, rules) for op in set(kernel.instructions)}
+    violations: dict[tuple[int, int], Finding] = {}
     pending: dict[int, dict[tuple[int, int], _Age]] = {0: {}}
     work = [0] if kernel.instructions else []
     while work:
         index = work.pop()
         state = pending[index]
         while True:
-            one = kernel.instructions[index]
+            op = kernel.instructions[index]
             for number, finding in _check(kernel, index, state, roles, rules, target):
                 key = (index, number)
-                if key not in found or found[key].missing < finding.missing:
-                    found[key] = finding
-            state = _after(index, one, state, roles[one], rules)
+                if key not in violations or violations[key].missing < finding.missing:
+                    violations[key] = finding
+            state = _after(index, op, state, roles[op], rules)
             following = kernel.followers[index]
             if len(following) == 1 and following[0] == index + 1 and index + 1 not in pending:
                 index += 1
@@ -66,12 +66,12 @@ def findings(kernel: Kernel, target: str) -> list[Finding]:
             if at not in pending or _merge(pending[at], state):
                 pending.setdefault(at, dict(state))
                 work.append(at)
-    return [found[key] for key in sorted(found)]
+    return [violations[key] for key in sorted(violations)]
 
 
-def _roles(one: Instruction, rules: tuple[Rule, ...]) -> _Roles:
-    produces = tuple((number, found) for number, rule in enumerate(rules) if (found := rule.producer(one)))
-    return _Roles(produces, {number: found for number, rule in enumerate(rules) if (found := rule.consumer(one))})
+def _roles(op: Instruction, rules: tuple[Rule, ...]) -> _Roles:
+    produces = tuple((number, bits) for number, rule in enumerate(rules) if (bits := rule.producer(op)))
+    return _Roles(produces, {number: bits for number, rule in enumerate(rules) if (bits := rule.consumer(op))})
 
 
 State = dict[tuple[int, int], _Age]
@@ -87,7 +87,7 @@ def _check(
 ) -> list[tuple[int, Finding]]:
     second = kernel.instructions[index]
     consumes = roles[second].consumes
-    found: list[tuple[int, Finding]] = []
+    violations: list[tuple[int, Finding]] = []
     for (producer, number), age in state.items() if consumes else ():
         first, rule = kernel.instructions[producer], rules[number]
         if number not in consumes or not rule.producer(first) & consumes[number]:
@@ -97,16 +97,16 @@ def _check(
         if missing > 0:
             problem = f"{second.text}: {missing} {rule.unit} too early after {first.text}"
             name = f"{rule.name}; {rule.source}"
-            found.append((number, Finding(kernel.symbol, index, name, problem, missing, rule.cure)))
-    return found
+            violations.append((number, Finding(kernel.symbol, index, name, problem, missing, rule.cure)))
+    return violations
 
 
-def _after(index: int, one: Instruction, state: State, roles: _Roles, rules: tuple[Rule, ...]) -> State:
+def _after(index: int, op: Instruction, state: State, roles: _Roles, rules: tuple[Rule, ...]) -> State:
     """The producers that are still too recent after an instruction."""
     left = {}
     for (producer, number), age in state.items():
-        rule, older = rules[number], age.after(one)
-        if rule.ends is not None and (rule.ends(one) or older.transcendentals > 1):
+        rule, older = rules[number], age.after(op)
+        if rule.ends is not None and (rule.ends(op) or older.transcendentals > 1):
             continue
         if older.of(rule.unit) < rule.most:
             left[producer, number] = older

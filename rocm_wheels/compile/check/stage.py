@@ -74,12 +74,12 @@ def checked(assembly: str, target: str, where: str, *, own_barriers: bool = Fals
         text, unbegun = prologue.begun(text, target)
         text, before, rewritten = reserve.exact(text, list(kernels(text)), target)
         judged = {kernel.symbol: _judged(kernel, target, own_barriers) for kernel in before}
-        found = {symbol: one.findings for symbol, one in judged.items()}
-        if any(found.values()):
-            text = cured(text, [(kernel, found[kernel.symbol]) for kernel in before])
-        after = before if not any(found.values()) else list(kernels(text))
+        problems = {symbol: one.findings for symbol, one in judged.items()}
+        if any(problems.values()):
+            text = cured(text, [(kernel, problems[kernel.symbol]) for kernel in before])
+        after = before if not any(problems.values()) else list(kernels(text))
         rewritten_kernels = after if after is not before else []
-        left = [str(one) for kernel in rewritten_kernels for one in _judged(kernel, target, own_barriers).findings]
+        left = [str(hit) for kernel in rewritten_kernels for hit in _judged(kernel, target, own_barriers).findings]
         left += [problem for kernel in after for problem in resources.findings(kernel, target)]
         left += [problem for kernel in after for problem in forms.findings(kernel, target)]
         left += [f"{line} ({vopd.RULE})" for line in (vopd.conflicts(text) if pairs else ())]
@@ -87,7 +87,7 @@ def checked(assembly: str, target: str, where: str, *, own_barriers: bool = Fals
         raise CompileFailed(f"{where}: {error}") from error
     if left:
         raise CompileFailed(f"{where} breaks a rule of the hardware: {left[0]}")
-    names = Counter(finding.rule for findings in found.values() for finding in findings)
+    names = Counter(finding.rule for findings in problems.values() for finding in findings)
     names += Counter({reserve.RULE: rewritten, prologue.RULE: unbegun})
     unjudged = sum(len(one.unknown) for one in judged.values())
     added = text.count("\n") - assembly.count("\n")
@@ -99,6 +99,6 @@ def _judged(kernel: Kernel, target: str, own_barriers: bool) -> exchanges.Judged
     found += scalars.findings(kernel) if "sgpr_rewrite" in hazards.of(target) else []
     waits = counters.findings(kernel, target)
     if own_barriers:
-        return exchanges.Judged([*found, *(one for one in waits if one.rule == counters.WAIT_RULE)], [])
+        return exchanges.Judged([*found, *(wait for wait in waits if wait.rule == counters.WAIT_RULE)], [])
     judged = exchanges.judged(kernel, target)
     return exchanges.Judged(found + waits + judged.findings, judged.unknown)

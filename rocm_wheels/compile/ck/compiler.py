@@ -77,13 +77,13 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
         link = ["-shared", "--no-undefined", "--discard-all", "unit.o", "-o", "unit.co"]
         _step([*clang.linker, *link], scratch, target, name, instances)
         image = (scratch / "unit.co").read_bytes()
-    found = codeobject.read_all(image)
-    if sorted(found) != sorted(instance.symbol for instance in instances):
-        wanted = ", ".join(sorted(instance.symbol for instance in instances))
-        raise CompileFailed(f"{name} for {target} holds kernels {', '.join(sorted(found))}, expected {wanted}")
+    kernels = codeobject.read_all(image)
+    if sorted(kernels) != sorted(instance.symbol for instance in instances):
+        expected = ", ".join(sorted(instance.symbol for instance in instances))
+        raise CompileFailed(f"{name} for {target} holds kernels {', '.join(sorted(kernels))}, expected {expected}")
     entries = {}
     for instance in instances:
-        kernel, body = found[instance.symbol], function(assembly, instance.symbol)
+        kernel, body = kernels[instance.symbol], function(assembly, instance.symbol)
         _check(target, instance, kernel, body)
         entries[instance.name] = {
             "symbol": instance.symbol,

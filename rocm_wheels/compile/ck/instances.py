@@ -117,26 +117,26 @@ def _options() -> Iterator[tuple[str, int, str]]:
 
 def table() -> tuple[Instance, ...]:
     """Every instance in a fixed order: the instances of one operation, dtype and head dim are adjacent."""
-    found = [
+    instances = [
         Instance(op, dtype, dim, tuple(filter(None, options.split("-"))))
         for dtype in DTYPES
         for op, dim, options in _options()
     ]
     order = list(_TEMPLATES)
-    return tuple(sorted(found, key=lambda instance: (order.index(instance.op), instance.dtype, instance.dim)))
+    return tuple(sorted(instances, key=lambda instance: (order.index(instance.op), instance.dtype, instance.dim)))
 
 
 def units(only: str | None = None) -> tuple[tuple[str, tuple[Instance, ...]], ...]:
     """(name, instances) of the translation units. `only`: see `matches`."""
-    found = []
+    pairs = []
     for (op, dtype), group in itertools.groupby(table(), key=lambda instance: (instance.op, instance.dtype)):
         common = _UNIT_OF_ALL_DIMS.get(op)
         for dim, members in itertools.groupby(group, key=lambda instance: 0 if common else instance.dim):
             size = common or _UNIT[op][dim >= 192]
             every = list(members)
             for part, start in enumerate(range(0, len(every), size), 1):
-                instances = [one for one in every[start : start + size] if matches(one.name, only)]
+                instances = [member for member in every[start : start + size] if matches(member.name, only)]
                 if instances:
                     name = "-".join(filter(None, ("ck", op, dtype, f"d{dim}" if dim else "", str(part))))
-                    found.append((name, tuple(instances)))
-    return tuple(found)
+                    pairs.append((name, tuple(instances)))
+    return tuple(pairs)

@@ -35,11 +35,11 @@ _OPTIONS = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threads
 
 def tables() -> dict[str, str]:
     """Operation -> the text of its file, one line for each kernel."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for instance in ck_instances.table():
         line = f'ROW("{instance.name}", {", ".join(instance.arguments)})\n'
-        found[instance.op] = found.get(instance.op, "") + line
-    return found
+        texts[instance.op] = texts.get(instance.op, "") + line
+    return texts
 
 
 def build(output_dir: Path, *, cache: Path, flags: tuple[str, ...] = ()) -> Path:

@@ -110,9 +110,9 @@ def apply(fixes: Sequence[Fix], include: Path) -> None:
     for fix in fixes:
         path = include / fix.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if (found := text.count(fix.find)) != 1:
+        if (count := text.count(fix.find)) != 1:
             raise DataError(
-                f"{DATA_FILE.name}: the anchor of a fix occurs {found} times in {fix.file}, not once: {fix.why}",
+                f"{DATA_FILE.name}: the anchor of a fix occurs {count} times in {fix.file}, not once: {fix.why}",
                 remedy="these headers are of another revision: look whether the fix is in them already",
             )
         path.write_text(text.replace(fix.find, fix.put), encoding="utf-8")

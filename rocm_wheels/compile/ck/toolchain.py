@@ -125,10 +125,10 @@ def _rocm() -> Clang:
                 remedy="install ROCm's LLVM (rocm-llvm, rocm-device-libs, hip-dev), or set ROCM_PATH",
             )
     banner = subprocess.run([tools / "clang", "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"version (\S+)", banner)
+    match = re.search(r"version (\S+)", banner)
     return Clang(
         name="rocm",
-        version=f"ROCm clang {found[1] if found else banner.splitlines()[0]}",
+        version=f"ROCm clang {match[1] if match else banner.splitlines()[0]}",
         command=(str(tools / "clang"),),
         linker=(str(tools / "ld.lld"),),
         flags=(f"--rocm-path={root}",),

@@ -114,21 +114,21 @@ def translate(
         image = retarget.assemble(assembly, target)
     if metadata.shared > row.shared_memory:
         raise CompileFailed(f"{where} takes {metadata.shared} bytes of shared memory, the GPU has {row.shared_memory}")
-    found = codeobject.read(image)
-    if found.target != target or found.symbol != metadata.name:
-        raise CompileFailed(f"{where} came out as {found.symbol} for {found.target}")
-    if found.arguments < len(letters):
-        raise CompileFailed(f"{where} takes {found.arguments} arguments, the kernel has {len(letters)}")
+    code = codeobject.read(image)
+    if code.target != target or code.symbol != metadata.name:
+        raise CompileFailed(f"{where} came out as {code.symbol} for {code.target}")
+    if code.arguments < len(letters):
+        raise CompileFailed(f"{where} takes {code.arguments} arguments, the kernel has {len(letters)}")
     entry = {
         "symbol": metadata.name,
         "threads": metadata.num_warps * gpu.warp_size,
         "shared": metadata.shared,
         # After the kernel's own arguments Triton passes pointers to scratch memory. They are null if the kernel uses no
         # scratch.
-        "params": letters + "0" * (found.arguments - len(letters)),
+        "params": letters + "0" * (code.arguments - len(letters)),
         "constants": spec.constants,
         "options": spec.options,
-        "resources": found.resources(),
+        "resources": code.resources(),
         "isa": instruction_mix(assembly),
     }
     return image, entry, assembly

@@ -34,9 +34,9 @@ def table(target: str, only: str | None) -> Iterator[str]:
             _, _, assembly = compiler.translate(target, fields, config, reports)
             left.append(len(vopd.conflicts(assembly)) if has_erratum else 0)
             yield _row(unit.name, width, reports[-1], left[-1])
-    found = sum((Counter(report.found) for report in reports), Counter[str]())
-    pairs, added, unjudged = (sum(getattr(one, name) for one in reports) for name in ("pairs", "added", "unjudged"))
-    sums = Report(pairs=pairs, found=dict(found), added=added, unjudged=unjudged)
+    counts = sum((Counter(report.found) for report in reports), Counter[str]())
+    pairs, added, unjudged = (sum(getattr(x, name) for x in reports) for name in ("pairs", "added", "unjudged"))
+    sums = Report(pairs=pairs, found=dict(counts), added=added, unjudged=unjudged)
     yield _row(f"{len(units)} kernels", width, sums, sum(left))
 
 

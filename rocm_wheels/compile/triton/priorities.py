@@ -49,10 +49,10 @@ def _loops(lines: list[str]) -> list[tuple[int, int]]:
     """The line numbers of the label and of the branch of each loop without another label or branch."""
     loops, label, head = [], "", 0
     for index, line in enumerate(lines):
-        if found := _LABEL.match(line):
-            label, head = found[1], index
-        elif found := _BRANCH.match(line):
-            if found[1] == label:
+        if match := _LABEL.match(line):
+            label, head = match[1], index
+        elif match := _BRANCH.match(line):
+            if match[1] == label:
                 loops.append((head, index))
             label = ""
     return loops
@@ -62,15 +62,15 @@ def _find(lines: list[str], start: int, end: int) -> list[int]:
     """The first line of each part of a step that is present. Exponentials and multiplications count only after the last
     maximum, because softcap uses some in the scores.
     """
-    found: list[int] = []
+    places: list[int] = []
     last = max((index for index in range(start, end) if _is(lines[index], _STEP[_MAXIMA])), default=end)
     for number, name in enumerate(_STEP):
-        at = max(last if number > _MAXIMA else start, found[-1] if found else start)
+        at = max(last if number > _MAXIMA else start, places[-1] if places else start)
         index = next((index for index in range(at, end) if _is(lines[index], name)), None)
         if index is None:
             break
-        found.append(index)
-    return found
+        places.append(index)
+    return places
 
 
 def _is(line: str, name: str) -> bool:

@@ -30,9 +30,9 @@ def assemble(assembly: str, target: str) -> bytes:
     except Exception as error:
         raise CompileFailed(f"the assembly does not assemble for {target}: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder, "kernel.o"), Path(folder, "kernel.hsaco")
-        given.write_bytes(linkable)
-        amd.link_hsaco(str(given), str(made))
+        source, made = Path(folder, "kernel.o"), Path(folder, "kernel.hsaco")
+        source.write_bytes(linkable)
+        amd.link_hsaco(str(source), str(made))
         return made.read_bytes()
 
 

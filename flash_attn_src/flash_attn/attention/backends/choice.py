@@ -34,7 +34,7 @@ def cache_file(target: str) -> Path:
 def machine(target: str) -> dict[str, str]:
     """What measured rows hold for: a digest of the wheel's kernels, GPUs of the target, their driver, HIP."""
     stores = map(store.open_store, serving_targets(target, torch.version.hip))
-    archive = next((found for found in stores if found is not None), None)
+    archive = next((candidate for candidate in stores if candidate is not None), None)
     kernels = {} if archive is None else {name: entry["sha256"] for name, entry in archive.kernels.items()}
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     return {
@@ -102,7 +102,7 @@ def _changed(then: dict[str, Any], now: dict[str, str]) -> str:
 
 
 def _row(
-    wanted: str,
+    expected: str,
     *,
     target: str,
     op: str,
@@ -120,7 +120,7 @@ def _row(
         target, op, tuple(dtypes), (int(low), int(high)), tuple(masks), int(least_q), tuple(sources), str(why),
         int(value_dim),
     )  # fmt: skip
-    if row.target != wanted or not row.sources or not set(row.sources) <= set(SOURCES):
+    if row.target != expected or not row.sources or not set(row.sources) <= set(SOURCES):
         raise ValueError(f"a row for {row.target} names the sources {', '.join(map(str, row.sources)) or 'none'}")
     return row
 

@@ -135,11 +135,11 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
     measured = MEASURED_FORWARD if op == "fwd" else MEASURED_BACKWARD
     if described is None or measured.unserved(call) is not None:
         return default
-    found = choice.find(
+    entry = choice.find(
         described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q,
         described.value_dim,
     )  # fmt: skip
-    return default if found is DEFAULT else found
+    return default if entry is DEFAULT else entry
 
 
 def explain(backend: Backend, call: AttentionCall) -> dict[str, dict[str, str | None]]:
@@ -147,20 +147,20 @@ def explain(backend: Backend, call: AttentionCall) -> dict[str, dict[str, str | 
 
     the kernel provider, the kernel if the call determines it, and the reason.
     """
-    found: dict[str, dict[str, str | None]] = {}
+    passes: dict[str, dict[str, str | None]] = {}
     for name, op in (("forward", "fwd"), ("backward", "bwd")):
         if not isinstance(backend, Sources):
             source = backend.name.rpartition(".")[2]
-            found[name] = {"source": source, "kernel": None, "why": f"{source} serves every call of this process"}
+            passes[name] = {"source": source, "kernel": None, "why": f"{source} serves every call of this process"}
             continue
         try:
             decision = backend.decide(call, op)
         except NotImplementedError as error:
-            found[name] = {"source": None, "kernel": None, "why": str(error)}
+            passes[name] = {"source": None, "kernel": None, "why": str(error)}
             continue
         kernel = None
         if decision.source == ASM and decision.described is not None:
             served = planning.find(decision.described, op)
             kernel = None if served is None else served.name
-        found[name] = {"source": decision.source, "kernel": kernel, "why": decision.why}
-    return found
+        passes[name] = {"source": decision.source, "kernel": kernel, "why": decision.why}
+    return passes

@@ -32,8 +32,8 @@ _NAMES = [argument.name for argument in torch._C.parse_schema(f"op{_SCHEMA}").ar
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, more: tuple[Any, ...]) -> AttentionCall:
-    given = dict(zip(_FIELDS, more, strict=False))
-    return AttentionCall(q, k, v, from_arguments(more[len(_FIELDS) :]), **given)
+    fields = dict(zip(_FIELDS, more, strict=False))
+    return AttentionCall(q, k, v, from_arguments(more[len(_FIELDS) :]), **fields)
 
 
 @torch.library.custom_op("flash_attn::_extended_forward", mutates_args=(), schema=_SCHEMA)
@@ -70,8 +70,8 @@ def _backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
     dq, dk, dv, *of_learned = kept_gradients(ctx, dout, dlse)
-    found = dict(zip(FIELDS[Options].learned, of_learned, strict=True))
-    return dq, dk, dv, *(found.get(name) for name in _NAMES)
+    gradients = dict(zip(FIELDS[Options].learned, of_learned, strict=True))
+    return dq, dk, dv, *(gradients.get(name) for name in _NAMES)
 
 
 _extended_forward.register_autograd(_backward, setup_context=_keep)

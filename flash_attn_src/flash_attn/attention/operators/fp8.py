@@ -35,15 +35,15 @@ def _fp8_forward(
     *more: Any,
 ) -> _Results:
     """(out, softmax_lse, descales of q, k and v), of checked arguments."""
-    given = (descale_q, descale_k, descale_v)
+    factors = (descale_q, descale_k, descale_v)
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options = more
     call = AttentionCall(
         q, k, v, from_arguments(tuple(options)), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, descales=given,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, descales=factors,
     )  # fmt: skip
-    out, softmax_lse, _, found = backends.select(q).fp8_forward(call)
+    out, softmax_lse, _, scales = backends.select(q).fp8_forward(call)
     first, second, third = (
-        x if y is None else x.clone(memory_format=torch.contiguous_format) for x, y in zip(found, given, strict=True)
+        x if y is None else x.clone(memory_format=torch.contiguous_format) for x, y in zip(scales, factors, strict=True)
     )
     return out, softmax_lse, first, second, third
 

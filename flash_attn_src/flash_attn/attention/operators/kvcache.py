@@ -46,10 +46,10 @@ def _flash_attn_with_kvcache(
     *more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
-    descales, given = more[:3], dict(zip(_FIELDS, more[3:], strict=False))
+    descales, fields = more[:3], dict(zip(_FIELDS, more[3:], strict=False))
     options = from_arguments(more[3 + len(_FIELDS) :])
-    refuse_tangents_of_an_op(q, k_cache, v_cache, *(given[name] for name in _TENSORS), *option_tensors(options))
-    call = CacheCall(q, k_cache, v_cache, options, **given)
+    refuse_tangents_of_an_op(q, k_cache, v_cache, *(fields[name] for name in _TENSORS), *option_tensors(options))
+    call = CacheCall(q, k_cache, v_cache, options, **fields)
     call.cache_seqlens = cache_length if cache_seqlens is None else cache_seqlens
     call.out = new_out(q, v_cache)  # of the fake's strides
     call.descales = None if any(x is None for x in descales) else descales

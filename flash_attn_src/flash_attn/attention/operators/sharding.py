@@ -59,12 +59,12 @@ def _strategies(op: Any, results: tuple[str, ...], *values: Any) -> list[tuple[l
     batch entries or by heads. values: the arguments, with specifications for tensors."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    given = {argument.name: x for argument, x in zip(op._schema.arguments, values, strict=False)}
-    tensors = {name: x for name, x in given.items() if hasattr(x, "placements")}
-    packed = given.get("cu_seqlens_q") is not None
+    arguments = {argument.name: x for argument, x in zip(op._schema.arguments, values, strict=False)}
+    tensors = {name: x for name, x in arguments.items() if hasattr(x, "placements")}
+    packed = arguments.get("cu_seqlens_q") is not None
     replicated = [Replicate() for _ in results]
     strategies: list[tuple[list[Any], list[Any]]] = [
-        (replicated, [Replicate() if name in tensors else None for name in given])
+        (replicated, [Replicate() if name in tensors else None for name in arguments])
     ]
     for by_heads in (False, True):
         if by_heads and any(tensors["k"].shape[-2] % size for size in _sizes(tensors, packed)):
@@ -78,7 +78,7 @@ def _strategies(op: Any, results: tuple[str, ...], *values: Any) -> list[tuple[l
             axis = _axis(name, tensors["attn_bias"].shape if name in tensors else (0,) * 4, by_heads, packed)
             shared = name == "attn_bias" and name in tensors and axis is None
             of_results.append(Partial() if shared else Replicate() if axis is None else Shard(axis))
-        strategies.append((of_results, [placed.get(name) for name in given]))
+        strategies.append((of_results, [placed.get(name) for name in arguments]))
     return strategies
 
 

@@ -17,10 +17,10 @@ def gradient(
     rows = (0, 2) if softmax_lse.dim() == 3 else 1
     if dlse is None:
         assert softmax_d is not None
-        found = weights.mul_(softmax_d).sum(rows).neg_()
+        ds_aux = weights.mul_(softmax_d).sum(rows).neg_()
     else:
-        found = weights.mul_(dlse if softmax_d is None else dlse - softmax_d).sum(rows)
-    return found.to(s_aux.dtype)
+        ds_aux = weights.mul_(dlse if softmax_d is None else dlse - softmax_d).sum(rows)
+    return ds_aux.to(s_aux.dtype)
 
 
 sink_gradient = torch.library.custom_op(

@@ -187,5 +187,5 @@ def check_packed(name: str, packed: torch.Tensor, ndim: int, parts: int) -> None
     """A packed tensor of `ndim` dimensions has `parts` in its third from last one."""
     check_strided(name, packed)
     if packed.dim() != ndim or packed.shape[-3] != parts:
-        wanted = ("batch, seqlen" if ndim == 5 else "total") + f", {parts}, heads, head_dim"
-        raise ValueError(f"{name}: got shape {tuple(packed.shape)}, wanted ({wanted})")
+        axes = ("batch, seqlen" if ndim == 5 else "total") + f", {parts}, heads, head_dim"
+        raise ValueError(f"{name}: got shape {tuple(packed.shape)}, wanted ({axes})")

@@ -101,8 +101,8 @@ def diagnose_tensors(
                 )
             raise ValueError(f"{name}: got head_dim {x.shape[-1]}, wanted 1 to {MAX_HEAD_DIM}{view}")
     if v.shape[:-1] != k.shape[:-1]:
-        wanted = (*k.shape[:-1], v.shape[-1])
-        raise ValueError(f"{name_v}: got shape {tuple(v.shape)}, wanted {wanted}: all but head_dim as {name_k} has")
+        shape = (*k.shape[:-1], v.shape[-1])
+        raise ValueError(f"{name_v}: got shape {tuple(v.shape)}, wanted {shape}: all but head_dim as {name_k} has")
     heads, heads_k = q.shape[-2], k.shape[-2]
     if heads == 0 or heads_k == 0 or heads % heads_k:
         raise ValueError(f"q: got {heads} heads, wanted a positive multiple of the {heads_k} of {name_k}")

@@ -205,12 +205,12 @@ def check_tables(call: CacheCall) -> None:
     """
     if call.rotary_cos is None:
         return
-    wanted = call.capacity
+    places = call.capacity
     if call.lengths is None and call.rotary_seqlens is None:
         queries = call.seqlen_q if call.rotates_each_query else min(call.seqlen_q, 1)
-        wanted = call.length + max(min(call.added, call.capacity - call.length), queries)
-    if call.rotary_cos.shape[0] < wanted:
-        raise ValueError(f"rotary_cos: got {call.rotary_cos.shape[0]} places, wanted at least {wanted}")
+        places = call.length + max(min(call.added, call.capacity - call.length), queries)
+    if call.rotary_cos.shape[0] < places:
+        raise ValueError(f"rotary_cos: got {call.rotary_cos.shape[0]} places, wanted at least {places}")
 
 
 def _is_index(index: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> bool:

@@ -74,15 +74,15 @@ def _check_dtype(name: str, x: torch.Tensor, q: torch.Tensor, dtype: str) -> Non
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
     types: tuple[torch.dtype, ...] = (torch.float32,)
-    wanted = "a float32 tensor"
+    expected = "a float32 tensor"
     if dtype == "float":
-        types, wanted = DTYPES, "float16, bfloat16 or float32"
+        types, expected = DTYPES, "float16, bfloat16 or float32"
         if q.dtype is torch.float64:
             types = (*types, torch.float64)
     elif dtype == "q or fp32":
-        types, wanted = (q.dtype, torch.float32), f"{q.dtype} as q has, or float32"
+        types, expected = (q.dtype, torch.float32), f"{q.dtype} as q has, or float32"
     if x.dtype not in types:
-        raise TypeError(f"{name}: got {x.dtype}, wanted {wanted}")
+        raise TypeError(f"{name}: got {x.dtype}, wanted {expected}")
 
 
 def _of_batch_and_heads(name: str, x: torch.Tensor, q: torch.Tensor, batch: int, _: int | None) -> None:

@@ -91,9 +91,9 @@ def _adapters() -> Iterator[_Adapter]:
             key = registry.EnumKey(adapters, index)
             with suppress(OSError), registry.OpenKey(adapters, key) as adapter:
                 values = ("ProviderName", "DriverVersion", "DriverDesc")
-                found = _Adapter(key, *(str(registry.QueryValueEx(adapter, value)[0]) for value in values))
-                if found.maker.startswith(_MAKERS):
-                    yield found
+                card = _Adapter(key, *(str(registry.QueryValueEx(adapter, value)[0]) for value in values))
+                if card.maker.startswith(_MAKERS):
+                    yield card
 
 
 def _attached() -> set[str]:

@@ -58,14 +58,14 @@ def fastest(target: str, op: str, dtype: str, dim: int, mask: str, times: Mappin
 
 def better(measured: Iterator[Row] | list[Row]) -> list[Row]:
     """The rows whose first provider is faster than the one that calls take now, by more than noise."""
-    found = []
+    gains = []
     for row in measured:
         now = choice.find(row.target, row.op, row.dtypes[0], row.dims[1], row.masks[0], TOKENS).sources
         times = dict(part.split(" ")[:2] for part in row.why.partition(": ")[2].split(", "))
         taken = next((provider for provider in now if provider in times), row.sources[0])
         if float(times[taken]) > GAIN * float(times[row.sources[0]]):
-            found.append(row)
-    return found
+            gains.append(row)
+    return gains
 
 
 def _calls(made_by: Any, dtype: torch.dtype, dim: int, mask: str, device: str) -> dict[str, Callable[[Any], object]]:

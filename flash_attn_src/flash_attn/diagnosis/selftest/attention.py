@@ -49,9 +49,9 @@ def attention(
         options["alibi_slopes"] = draw.slopes(heads)
     out = _api.flash_attn_func(**inputs, **options)
     exact: dict[str, Any] = {name: x.detach().float().requires_grad_() for name, x in inputs.items()}
-    wanted = reference.attention(**exact, **options)
+    expected = reference.attention(**exact, **options)
     dout = (draw(*out.shape, grad=False).float() * dout_scale).to(draw.dtype)
-    return error(out, wanted), gradients_error(out, (*inputs.values(),), wanted, (*exact.values(),), dout)
+    return error(out, expected), gradients_error(out, (*inputs.values(),), expected, (*exact.values(),), dout)
 
 
 def dominated(draw: Draw, *, head_dim: int, keys: int = 1024, lead: float = 9.8) -> Errors:
@@ -67,9 +67,9 @@ def dominated(draw: Draw, *, head_dim: int, keys: int = 1024, lead: float = 9.8)
     inputs = (q, k.requires_grad_(), v.requires_grad_())
     out = _api.flash_attn_func(*inputs)
     exact = [x.detach().float().requires_grad_() for x in inputs]
-    wanted = reference.attention(*exact)
+    expected = reference.attention(*exact)
     dout = draw(*out.shape, grad=False)
-    return error(out, wanted), gradients_error(out, inputs, wanted, exact, dout)
+    return error(out, expected), gradients_error(out, inputs, expected, exact, dout)
 
 
 def packed(draw: Draw, *, head_dim: int, causal: bool, window_size: tuple[int, int] = OPEN) -> Errors:
@@ -85,7 +85,7 @@ def packed(draw: Draw, *, head_dim: int, causal: bool, window_size: tuple[int, i
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
     lengths = (lengths_q, lengths_k, lengths_k)
     parts = zip(*(x.split(n) for x, n in zip(exact, lengths, strict=True)), strict=True)
-    wanted = torch.cat(
+    expected = torch.cat(
         [
             reference.attention(*(x[None] for x in part), causal=causal, window_size=window_size)[0]
             for part in parts
@@ -93,7 +93,7 @@ def packed(draw: Draw, *, head_dim: int, causal: bool, window_size: tuple[int, i
         ]
     )
     dout = draw(*out.shape, grad=False)
-    return error(out, wanted), gradients_error(out, (q, k, v), wanted, exact, dout)
+    return error(out, expected), gradients_error(out, (q, k, v), expected, exact, dout)
 
 
 def cache(
@@ -133,14 +133,14 @@ def cache(
         k_cache, v_cache = (_paged(x, table, page_size) for x in (keys, values))
         options["block_table"] = table
     out = _api.flash_attn_with_kvcache(q, k_cache, v_cache, *added, causal=True, **options)
-    wanted = []
+    expected = []
     for i, length in enumerate(lengths):
         parts = [[keys[i, :length].float()], [values[i, :length].float()]]
         if added_keys is not None:
             parts[0].append(added_keys[i].to(draw.dtype).float())
             parts[1].append(added[1][i].float())
         parts_of_one = (torch.cat(x)[None] for x in parts)
-        wanted.append(reference.attention(turned_q[i][None], *parts_of_one, causal=True, s_aux=s_aux)[0])
+        expected.append(reference.attention(turned_q[i][None], *parts_of_one, causal=True, s_aux=s_aux)[0])
     written = (added_keys, added[1]) if new else (None, None)
     for before, after, fresh in zip((keys, values), (k_cache, v_cache), written, strict=True):
         held = after if table is None else after[table].reshape(before.shape)
@@ -149,7 +149,7 @@ def cache(
                 raise AssertionError(f"the first {length} keys or values of cache {i} have changed")
             if fresh is not None and error(held[i, length : length + new], fresh[i]) > 2**-7:
                 raise AssertionError(f"cache {i} does not contain the appended keys and values")
-    return max(error(*pair) for pair in zip(out, wanted, strict=True)), None
+    return max(error(*pair) for pair in zip(out, expected, strict=True)), None
 
 
 def latent(draw: Draw, *, seqlen_q: int = 1, page_size: int = 64) -> Errors:
@@ -163,11 +163,11 @@ def latent(draw: Draw, *, seqlen_q: int = 1, page_size: int = 64) -> Errors:
     out = _api.flash_attn_with_kvcache(
         q, pages, pages[..., :512], cache_seqlens=seqlens, block_table=table, causal=True
     )  # fmt: skip
-    wanted = [
+    expected = [
         reference.attention(q[i : i + 1], keys[i : i + 1, :n], keys[i : i + 1, :n, :, :512], causal=True)[0]
         for i, n in enumerate(lengths)
     ]
-    return max(error(*pair) for pair in zip(out, wanted, strict=True)), None
+    return max(error(*pair) for pair in zip(out, expected, strict=True)), None
 
 
 def _paged(tensor: torch.Tensor, table: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -182,5 +182,5 @@ def fp8(draw: Draw, *, head_dim: int) -> Errors:
     q, k, v = (draw(2, 203, 4, head_dim) for _ in range(3))
     out = _api.flash_attn_fp8_func(q, k, v, causal=True)
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    wanted = reference.attention(*exact, causal=True)
-    return error(out, wanted), gradients_error(out, (q, k, v), wanted, exact, draw(*out.shape, grad=False))
+    expected = reference.attention(*exact, causal=True)
+    return error(out, expected), gradients_error(out, (q, k, v), expected, exact, draw(*out.shape, grad=False))

@@ -129,9 +129,9 @@ def _masks() -> Iterator[Case]:
         "MQA": {"causal": True, "heads": 8, "heads_k": 1},
         "1500 tokens": {"causal": True, "batch": 1, "seqlen_q": 1500, "seqlen_k": 1500},
     }
-    for name, given in options.items():
+    for name, arguments in options.items():
         for dim in (64, 128):
-            yield _case("masks", "attention", f"{name}, dim {dim}", on_cpu=dim == 64, head_dim=dim, **given)
+            yield _case("masks", "attention", f"{name}, dim {dim}", on_cpu=dim == 64, head_dim=dim, **arguments)
     yield _case("masks", "attention", "full, dim 128", "fp16", head_dim=128)
 
 

@@ -76,21 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f": fewer checks, no speed of a GPU. {doctor} says what is wrong", file=sys.stdout)
 
     lines, trouble = run("cpu" if gpu is None else str(gpu), arguments.repeats, arguments.minutes)
-    found = report.build(
+    content = report.build(
         machine.facts(gpu),
         wheel.facts() | {"gpu_backend": info["gpu_backend"]},
         [line for line in lines if "check" in line],
         [line for line in lines if "shape" in line],
         trouble,
     )
-    print(report.table(found), flush=True)
-    path.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(f"\n{'everything is right' if found['ok'] else 'something is wrong'}; the report is in {path}")
+    print(report.table(content), flush=True)
+    path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"\n{'everything is right' if content['ok'] else 'something is wrong'}; the report is in {path}")
     if gpu is not None and not PLATFORM.emulator():
         address = wheel.repository()
         where = f"{address}/{report.FORM}" if address else "an issue of the repository, form 'It ran on my GPU'"
         print(f"Please send it: paste it into {where}")
-    return 0 if found["ok"] else 1
+    return 0 if content["ok"] else 1
 
 
 def unwritable(path: Path) -> str:

@@ -19,8 +19,8 @@ def rotary(draw: Draw) -> Errors:
     cos, sin = angles(draw, 70, 64)
     out = apply_rotary_emb(x, cos, sin)
     exact = x.detach().float().requires_grad_()
-    wanted = torch.stack([turned(each, cos, sin) for each in exact])
-    return error(out, wanted), gradients_error(out, (x,), wanted, (exact,), draw(*out.shape, grad=False))
+    expected = torch.stack([turned(each, cos, sin) for each in exact])
+    return error(out, expected), gradients_error(out, (x,), expected, (exact,), draw(*out.shape, grad=False))
 
 
 def rms_norm(draw: Draw) -> Errors:
@@ -28,17 +28,17 @@ def rms_norm(draw: Draw) -> Errors:
     out: Any = rms_norm_fn(x, weight, None, residual=residual, eps=1e-5)
     exact = [t.detach().float().requires_grad_() for t in (x, residual, weight)]
     total = exact[0] + exact[1]
-    wanted = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * exact[2]
+    expected = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * exact[2]
     dout = draw(*out.shape, grad=False)
-    return error(out, wanted), gradients_error(out, (x, residual, weight), wanted, exact, dout)
+    return error(out, expected), gradients_error(out, (x, residual, weight), expected, exact, dout)
 
 
 def layer_norm(draw: Draw) -> Errors:
     inputs = draw(300, 1000), draw(1000), draw(1000)
     out: Any = layer_norm_fn(*inputs, eps=1e-5)
     exact = [t.detach().float().requires_grad_() for t in inputs]
-    wanted = torch.nn.functional.layer_norm(exact[0], (1000,), exact[1], exact[2], 1e-5)
-    return error(out, wanted), gradients_error(out, inputs, wanted, exact, draw(*out.shape, grad=False))
+    expected = torch.nn.functional.layer_norm(exact[0], (1000,), exact[1], exact[2], 1e-5)
+    return error(out, expected), gradients_error(out, inputs, expected, exact, draw(*out.shape, grad=False))
 
 
 def cross_entropy(draw: Draw) -> Errors:
@@ -46,5 +46,5 @@ def cross_entropy(draw: Draw) -> Errors:
     labels = torch.randint(0, 5003, (200,), generator=torch.Generator().manual_seed(0)).to(draw.device)
     loss = CrossEntropyLoss()(logits, labels)
     exact = logits.detach().float().requires_grad_()
-    wanted = torch.nn.functional.cross_entropy(exact, labels)
-    return error(loss, wanted), gradients_error(loss, (logits,), wanted, (exact,), torch.ones_like(loss))
+    expected = torch.nn.functional.cross_entropy(exact, labels)
+    return error(loss, expected), gradients_error(loss, (logits,), expected, (exact,), torch.ones_like(loss))

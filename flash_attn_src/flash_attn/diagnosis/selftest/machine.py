@@ -51,7 +51,7 @@ def facts(index: int | None) -> dict[str, Any]:
 
     "emulator" is there only if the GPU is emulated: the GPU's name and target are then the emulator's words.
     """
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "device": "CPU",
         "target": "cpu",
         "architecture": platform.machine(),
@@ -60,7 +60,7 @@ def facts(index: int | None) -> dict[str, Any]:
     }
     if index is not None:
         properties = torch.cuda.get_device_properties(index)
-        found = {
+        fields = {
             "device": properties.name,
             "target": target(index),
             "architecture": architecture(index),
@@ -68,8 +68,8 @@ def facts(index: int | None) -> dict[str, Any]:
             "compute_units": properties.multi_processor_count,
         }
     if emulator := PLATFORM.emulator():
-        found["emulator"] = emulator
-    return found | {
+        fields["emulator"] = emulator
+    return fields | {
         "driver": PLATFORM.gpu_driver(),
         "system": platform.platform(),
         "python": platform.python_version(),

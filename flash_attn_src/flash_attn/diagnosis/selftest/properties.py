@@ -47,8 +47,8 @@ def dropout(draw: Draw, *, head_dim: int) -> Errors:
     dout = torch.zeros_like(out)
     dout[:, :length] = unit[None, :, None, :]
     (dv,) = torch.autograd.grad(out, v, dout)
-    wanted = (mask[:, :length] * weight).transpose(1, 3)
-    return forward, float((dv.float() - wanted).abs().max() / weight)
+    expected = (mask[:, :length] * weight).transpose(1, 3)
+    return forward, float((dv.float() - expected).abs().max() / weight)
 
 
 def repeats(draw: Draw, *, head_dim: int) -> Errors:
@@ -76,7 +76,7 @@ def steady(draw: Draw, *, head_dim: int, times: int) -> Errors:
     first = run()
     changes = torch.zeros(2, dtype=torch.int64, device=draw.device)  # read once, because each read waits for the GPU
     for _ in range(times - 1):
-        changes += torch.stack([(one != other).sum() for one, other in zip(run(), first, strict=True)])
+        changes += torch.stack([(result != other).sum() for result, other in zip(run(), first, strict=True)])
     for name, count in zip(("out", "the log-sum-exp"), changes.tolist(), strict=True):
         if count:
             raise AssertionError(f"{name} differs in {count} values between {times} runs")
@@ -86,7 +86,7 @@ def steady(draw: Draw, *, head_dim: int, times: int) -> Errors:
 def captured(draw: Draw) -> Errors:
     """A forward in a captured graph gives the same bits as an eager forward."""
     q, k, v = (draw(2, 512, 4, 64, grad=False) for _ in range(3))
-    wanted = _api.flash_attn_func(q, k, v, causal=True)
+    expected = _api.flash_attn_func(q, k, v, causal=True)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         _api.flash_attn_func(q, k, v, causal=True)
@@ -96,6 +96,6 @@ def captured(draw: Draw) -> Errors:
         out = _api.flash_attn_func(q, k, v, causal=True)
     graph.replay()
     torch.cuda.synchronize()
-    if not torch.equal(out, wanted):
+    if not torch.equal(out, expected):
         raise AssertionError("the captured graph gives another result than the eager call")
     return 0.0, None

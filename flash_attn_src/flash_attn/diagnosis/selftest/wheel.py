@@ -23,7 +23,7 @@ def facts() -> dict[str, Any]:
     where the installer wrote it down, else "". damaged: files that are not what the wheel brought.
     """
     build = build_info.load()
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "version": build.version,
         "label": build.label,
         "backend": build.backend,
@@ -34,10 +34,10 @@ def facts() -> dict[str, Any]:
         record = distribution.read_text("RECORD") or ""
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
-        return found | {"contents": "", "sha256": "", "damaged": []}
+        return fields | {"contents": "", "sha256": "", "damaged": []}
     installed = bool(build.targets) and _is_imported(distribution)
     hashes = origin.get("archive_info", {}).get("hashes", {})
-    return found | {
+    return fields | {
         "contents": contents(record) if installed else "",
         "sha256": hashes.get("sha256", "") if installed else "",
         "damaged": _damaged(distribution, record) if installed else [],
@@ -76,9 +76,9 @@ def _damaged(distribution: metadata.Distribution, record: str) -> list[str]:
     for path, digest in _files(record):
         try:
             with open(str(distribution.locate_file(path)), "rb") as file:  # noqa: PTH123 - of a SimplePath
-                found = hashlib.sha256(file.read()).digest()
+                sha256 = hashlib.sha256(file.read()).digest()
         except OSError:
-            found = b""
-        if digest != "sha256=" + base64.urlsafe_b64encode(found).rstrip(b"=").decode():
+            sha256 = b""
+        if digest != "sha256=" + base64.urlsafe_b64encode(sha256).rstrip(b"=").decode():
             damaged.append(path)
     return damaged

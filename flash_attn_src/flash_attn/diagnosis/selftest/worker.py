@@ -66,7 +66,7 @@ def checked(case: Case, device: str) -> dict[str, Any]:
         else:
             line |= _judged(case, forward, backward)
     line["kernels"] = sorted(
-        {str(getattr(key[1], "name", key[1])) for key, found in kernels.items() if hasattr(found, "launch")}
+        {str(getattr(key[1], "name", key[1])) for key, kernel in kernels.items() if hasattr(kernel, "launch")}
     )
     line["notes"] = sorted({private(str(warning.message)) for warning in said})
     line["seconds"] = round(time.perf_counter() - started, 3)

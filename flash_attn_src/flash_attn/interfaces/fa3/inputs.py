@@ -28,9 +28,9 @@ def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> De
     """Descales as flash_attn.fp8 takes them: one a query head for q."""
     if not is_fp8(q) and given[0] is given[1] is given[2] is None:
         return given
-    found = descales_of(q, k, batch, given)
-    assert found is not None
-    return found[0].repeat_interleave(q.shape[-2] // k.shape[-2], 1), found[1], found[2]
+    descales = descales_of(q, k, batch, given)
+    assert descales is not None
+    return descales[0].repeat_interleave(q.shape[-2] // k.shape[-2], 1), descales[1], descales[2]
 
 
 def check_used(name: str, used: torch.Tensor, lengths: torch.Tensor) -> None:

@@ -80,8 +80,8 @@ def mask_of_lists(
         seen = listed if seen is None else seen | listed
     assert seen is not None
     for order in ("dq_write_order", "dq_write_order_full"):
-        if (given := getattr(tensors, order)) is not None:
-            _check(f"{name}.{order}", given, (*batch_heads, rows), cols, q.device)
+        if (tensor := getattr(tensors, order)) is not None:
+            _check(f"{name}.{order}", tensor, (*batch_heads, rows), cols, q.device)
     return BlockMask(seen.mT.contiguous() if by_keys else seen, size)
 
 

@@ -93,14 +93,14 @@ def _flash_attn_fwd(
         max_seqlen_k=None if dense else max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table,
     )  # fmt: skip
     with torch.no_grad():
-        found, softmax_lse = attend(q, k, v, lengths, options)
+        result, softmax_lse = attend(q, k, v, lengths, options)
         if out is not None:
-            check_alike("out", out, found, "the result")
-            found = out.copy_(found)
+            check_alike("out", out, result, "the result")
+            result = out.copy_(result)
         if lse is not None and softmax_lse is not None:
             check_alike("lse", lse, softmax_lse, "the result")
             softmax_lse = lse.copy_(softmax_lse)
-    return found, softmax_lse
+    return result, softmax_lse
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
@@ -186,11 +186,11 @@ def _flash_attn_bwd(
             call = over_queries(call, block_sparse_tensors)
         *computed, dsink, _ = differentiate(call, out, lse, dout, dlse)
         results: list[torch.Tensor] = []
-        for name, gradient, like, given in zip(("dq", "dk", "dv"), computed, (q, k, v), (dq, dk, dv), strict=True):
+        for name, gradient, like, buffer in zip(("dq", "dk", "dv"), computed, (q, k, v), (dq, dk, dv), strict=True):
             assert gradient is not None
             value = gradient[..., : like.shape[-1]]
-            if given is not None:
-                check_alike(name, given, like, name[1])
-                value = given.copy_(value)
+            if buffer is not None:
+                check_alike(name, buffer, like, name[1])
+                value = buffer.copy_(value)
             results.append(value)
     return tuple(results) if dsink is None else (*results, dsink)

@@ -260,7 +260,7 @@ def launch_backward(
     inplace: bool,
 ) -> torch.Tensor:
     """Gradient of the losses with respect to logits, into logits themselves if inplace."""
-    given, logits = logits, layer.dense_rows(logits)
+    original, logits = logits, layer.dense_rows(logits)
     rows, cols = logits.shape
     dlogits = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
     kernel, unit = layer.find("cross-entropy-bwd", logits, cols, cols, logits.stride(0), dlogits.stride(0))
@@ -274,7 +274,7 @@ def launch_backward(
             "cols": cols // unit, "stride": logits.stride(0) // unit, "stride_d": dlogits.stride(0) // unit,
         },
     )  # fmt: skip
-    return given.copy_(dlogits) if inplace and given is not logits else dlogits
+    return original.copy_(dlogits) if inplace and original is not logits else dlogits
 
 
 def _check(

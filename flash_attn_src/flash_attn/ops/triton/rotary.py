@@ -158,7 +158,7 @@ def launch(
     conjugate: bool,
 ) -> None:
     """The kernel, on checked arguments."""
-    given, inplace = y, y is x
+    target, inplace = y, y is x
     x = layer.dense_rows(x)
     y = x if inplace else layer.dense_rows(y)
     if offsets is not None:
@@ -186,8 +186,8 @@ def launch(
             "places": cos.shape[0], "offset": offset, "m_blocks": m_blocks, "flags": flags,
         },
     )  # fmt: skip
-    if y is not given:
-        given.copy_(y)
+    if y is not target:
+        target.copy_(y)
 
 
 def reference(
@@ -220,12 +220,12 @@ def reference(
         spans = [(x[start:stop], y[start:stop]) for start, stop in pairwise(ends)]
     half = cos.shape[1]
     exact = torch.promote_types(x.dtype, torch.float32)
-    for start, (given, result) in zip(starts, spans, strict=True):
-        stop = start + given.shape[0]
+    for start, (rows, result) in zip(starts, spans, strict=True):
+        stop = start + rows.shape[0]
         if start < 0 or stop > cos.shape[0]:
             raise ValueError(f"seqlen_offsets: got positions {start} to {stop}, wanted 0 to {cos.shape[0]}, as cos has")
         c, s = (table[start:stop].to(exact)[:, None] for table in (cos, -sin if conjugate else sin))
-        head = given[..., : 2 * half].to(exact)
+        head = rows[..., : 2 * half].to(exact)
         a, b = (head[..., ::2], head[..., 1::2]) if interleaved else (head[..., :half], head[..., half:])
         parts = (a * c - b * s, a * s + b * c)
         turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)

@@ -31,10 +31,10 @@ def unsupported_reason(call: AttentionCall, described: Call | None, op: str) -> 
 
 def has_kernel(index: int, name: str) -> bool:
     """Whether the device's store has a kernel."""
-    found: bool | None = device.kernels.get((index, "has", name))
-    if found is None:
-        found = device.kernels[index, "has", name] = device.of(index).has_stored(name)
-    return found
+    answer: bool | None = device.kernels.get((index, "has", name))
+    if answer is None:
+        answer = device.kernels[index, "has", name] = device.of(index).has_stored(name)
+    return answer
 
 
 def describe(call: AttentionCall) -> Call | None:

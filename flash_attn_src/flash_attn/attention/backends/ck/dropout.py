@@ -43,7 +43,7 @@ def signed_probabilities(call: AttentionCall, lse: torch.Tensor, random: torch.T
         spans = zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)
         sequences = [(q[a:b], k[c:d], lse[:, a:b], random[:, a:b]) for a, b, c, d in spans]
     nheads = q.shape[-2]
-    found = torch.zeros((len(sequences), nheads, call.longest_q, call.longest_k), dtype=q.dtype, device=q.device)
+    dmask = torch.zeros((len(sequences), nheads, call.longest_q, call.longest_k), dtype=q.dtype, device=q.device)
     for entry, (queries, keys, row_lse, numbers) in enumerate(sequences):
         rows, columns = queries.shape[0], keys.shape[0]
         keys = keys.repeat_interleave(nheads // keys.shape[1], 1)
@@ -62,5 +62,5 @@ def signed_probabilities(call: AttentionCall, lse: torch.Tensor, random: torch.T
         kept = numbers[..., :columns] <= int(255 * (1.0 - call.options.dropout_p) + 1e-5)  # as fp32 rounds it
         # The sign must survive rounding to zero in the mask's type.
         signed = torch.where(kept, p, -p.clamp_min(torch.finfo(q.dtype).tiny)).masked_fill(~seen, 0.0)
-        found[entry, :, :rows, :columns] = signed.to(q.dtype)
-    return found
+        dmask[entry, :, :rows, :columns] = signed.to(q.dtype)
+    return dmask

@@ -66,10 +66,10 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     for gradient, computed in ((dq, new_dq), (dk, new_dk), (dv, new_dv)):
         if computed is gradient:
             continue
-        found = computed[..., : gradient.shape[-1]]
-        if found.shape != gradient.shape:
-            found = found.unflatten(-2, (nheads_k, nheads // nheads_k)).sum(-2)
-        gradient.copy_(found)
+        value = computed[..., : gradient.shape[-1]]
+        if value.shape != gradient.shape:
+            value = value.unflatten(-2, (nheads_k, nheads // nheads_k)).sum(-2)
+        gradient.copy_(value)
     # The kernels keep it times 1 - dropout_p.
     return delta if call.options.dropout_p == 0.0 else delta / (1.0 - call.options.dropout_p)
 

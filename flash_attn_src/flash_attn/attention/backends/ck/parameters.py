@@ -104,10 +104,10 @@ def unsupported_reason(tensor: torch.Tensor, v: torch.Tensor) -> str | None:
 def has_kernels(tensor: torch.Tensor) -> bool:
     """Whether this wheel has CK kernels for the GPU of a tensor."""
     index = tensor.get_device()
-    found: bool | None = device.kernels.get((index, "ck"))
-    if found is None:
-        found = device.kernels[index, "ck"] = device.of(index).has_composable_kernel()
-    return found
+    answer: bool | None = device.kernels.get((index, "ck"))
+    if answer is None:
+        answer = device.kernels[index, "ck"] = device.of(index).has_composable_kernel()
+    return answer
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -61,9 +61,9 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         seed = _seed_of(call.options, call.options.rng_state)
         softmax_d = torch.zeros_like(gradients.softmax_lse)
         if call.cu_seqlens_q is None:
-            given = tiles.Given(gradients.dout, gradients.out, gradients.softmax_lse)
+            outputs = tiles.Given(gradients.dout, gradients.out, gradients.softmax_lse)
             written = tiles.Gradients(gradients.dq, gradients.dk, gradients.dv, softmax_d, gradients.dbias)
-            tiles.backward(tiles.Inputs(call.q, call.k, call.v, options, seed), given, written)
+            tiles.backward(tiles.Inputs(call.q, call.k, call.v, options, seed), outputs, written)
             return softmax_d
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
@@ -72,14 +72,14 @@ def backward(gradients: GradientCall) -> torch.Tensor:
             inputs = tiles.Inputs(
                 call.q[None, queries], call.k[None, keys], call.v[None, keys], _of_sequence(options, index), seed
             )
-            given = tiles.Given(
+            outputs = tiles.Given(
                 gradients.dout[None, queries], gradients.out[None, queries], gradients.softmax_lse[None, :, queries]
             )
             written = tiles.Gradients(
                 gradients.dq[None, queries], gradients.dk[None, keys], gradients.dv[None, keys],
                 softmax_d[None, :, queries],
             )  # fmt: skip
-            tiles.backward(inputs, given, written, index)
+            tiles.backward(inputs, outputs, written, index)
         return softmax_d
 
 

@@ -108,11 +108,11 @@ def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]
         if tuned not in device.kernels:
             if index >= 0 and torch.cuda.is_current_stream_capturing():
                 return  # nothing can be timed while a graph is captured: the wheel's own kernels serve it
-            wanted = variants(ops, dtype, head_dim, kind)
-            standing = tuple(device.kernel(index, variant) for variant in wanted)
+            needs = variants(ops, dtype, head_dim, kind)
+            standing = tuple(device.kernel(index, variant) for variant in needs)
             # All of one call are of one kind, which take their arguments in the same form.
-            own = tuple(_compiled(variant, index) for variant in wanted)
-            best = tuple(_best(place, variant, own, key, shape, run) for place, variant in enumerate(wanted))
+            own = tuple(_compiled(variant, index) for variant in needs)
+            best = tuple(_best(place, variant, own, key, shape, run) for place, variant in enumerate(needs))
             device.kernels[tuned] = standing if best == own else best
         remember(key, device.kernels[tuned])
 
@@ -208,10 +208,10 @@ def _store(index: int) -> Path:
 def _read(store: Path) -> dict[str, Any]:
     """The entries of a file, none if there is no file or a damaged one. Raises OSError if a file cannot be read."""
     try:
-        found = json.loads(PLATFORM.read(store))
+        content = json.loads(PLATFORM.read(store))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _write(store: Path, entry: str, result: dict[str, Any]) -> None:

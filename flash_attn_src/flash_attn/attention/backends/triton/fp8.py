@@ -39,8 +39,8 @@ def fp8_format(x: torch.Tensor) -> torch.dtype:
     target = device.of(x.get_device()).target
     name = targets.fp8_format(target)
     if name is None:
-        wanted = ", ".join(row.name for row in targets.TARGETS.values() if row.fp8 and not row.is_generic)
-        raise NotImplementedError(f"FP8: {target} has no matrix units for it, wanted one of {wanted}")
+        names = ", ".join(row.name for row in targets.TARGETS.values() if row.fp8 and not row.is_generic)
+        raise NotImplementedError(f"FP8: {target} has no matrix units for it, wanted one of {names}")
     return TYPES[name]
 
 

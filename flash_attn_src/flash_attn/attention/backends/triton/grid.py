@@ -43,9 +43,9 @@ def splits_of(group: int, programs: int, rows: int, most: int, index: int) -> in
     """
     if programs == 0 or group * rows < planning.GRID.rows_worth_splits:
         return 1
-    wanted = planning.GRID.programs_of_unit * device.of(index).compute_units
+    goal = planning.GRID.programs_of_unit * device.of(index).compute_units
     possible = [splits for splits in range(1, min(group // 2, most) + 1) if group % splits == 0] or [1]
-    return next((splits for splits in possible if programs * splits >= wanted), possible[-1])
+    return next((splits for splits in possible if programs * splits >= goal), possible[-1])
 
 
 def add_splits(partial: torch.Tensor, result: torch.Tensor) -> None:

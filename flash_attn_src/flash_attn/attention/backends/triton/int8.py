@@ -42,11 +42,11 @@ def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.
 def _check_target(target: str) -> None:
     """Raises NotImplementedError for a GPU without these kernels."""
     if targets.get(target).family not in INT8_FAMILIES:
-        wanted = [
+        names = [
             row.name for row in targets.TARGETS.values() if row.family in INT8_FAMILIES[:-1] and not row.is_generic
         ]
         raise NotImplementedError(
-            f"attention with INT8 queries and keys has no kernels for {target}, only for {', '.join(wanted)}: call "
+            f"attention with INT8 queries and keys has no kernels for {target}, only for {', '.join(names)}: call "
             "flash_attn_func"
         )
 

@@ -67,22 +67,22 @@ def variants(ops: tuple[str, ...], dtype: torch.dtype, head_dim: int, kind: str)
 def find(ops: tuple[str, ...], index: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Kernel, ...]:
     """The kernels of one kind of call on the device with torch's index."""
     key = (ops, index, dtype, head_dim, kind)
-    found: tuple[Kernel, ...] | None = device.kernels.get(key)
-    if found is None:
-        wanted = variants(ops, dtype, head_dim, kind)
-        found = device.kernels[key] = tuple(device.kernel(index, variant) for variant in wanted)
-    return found
+    kernels: tuple[Kernel, ...] | None = device.kernels.get(key)
+    if kernels is None:
+        needs = variants(ops, dtype, head_dim, kind)
+        kernels = device.kernels[key] = tuple(device.kernel(index, variant) for variant in needs)
+    return kernels
 
 
 def find_one(op: str, index: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> Kernel:
     """The kernel of an op for FP8 or a cache that serves a kind; head_dim is what its tensors have."""
     key = (op, index, dtype, head_dim, kind)
-    found: Kernel | None = device.kernels.get(key)
-    if found is None:
+    kernel: Kernel | None = device.kernels.get(key)
+    if kernel is None:
         name, size = (DTYPES | FP8_TYPES)[dtype], bucket(head_dim, op)
         variant = Variant(op, name, size, serving(op, name, kind, size))
-        found = device.kernels[key] = device.kernel(index, variant)
-    return found
+        kernel = device.kernels[key] = device.kernel(index, variant)
+    return kernel
 
 
 def remember(key: tuple[object, ...], kernels: tuple[Kernel, ...]) -> None:
