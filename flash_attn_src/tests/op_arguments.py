@@ -6,12 +6,14 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from flash_attn.call.calls import AttentionCall, CacheCall
+from flash_attn.call.mask import block_size_of
 from flash_attn.call.options import Options
 
 
 def op_arguments(op: Any, **given: Any) -> list[Any]:
     """The arguments of an operator, such as torch.ops.flash_attn._extended_forward. TypeError for other names."""
     defaults = {field.name: field.default for kind in (CacheCall, AttentionCall, Options) for field in fields(kind)}
+    defaults["block_size"] = block_size_of(None)
     names = [argument.name for argument in op.default._schema.arguments]
     if other := given.keys() - set(names):
         raise TypeError(f"{', '.join(sorted(other))}: not an argument of {op}")
