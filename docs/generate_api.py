@@ -22,12 +22,12 @@ sys.path[:0] = [str(ROOT / "flash_attn_src"), str(ROOT)]
 
 import torch  # noqa: E402 - after the environment and the path
 from flash_attn import (  # noqa: E402
-    backends,
     flash_attn_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
+from flash_attn.attention import backends  # noqa: E402
 from flash_attn.attention.backends import recording, triton  # noqa: E402
 from flash_attn.core import ck_planner, device, jit  # noqa: E402
 from flash_attn.kernels import variants  # noqa: E402
