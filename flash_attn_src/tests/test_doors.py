@@ -272,7 +272,7 @@ def test_doors_of_speed_send_no_call_to_those_who_refuse_it() -> None:
         *((name, "key_bonus") for name in PROOFS if name not in ("torch", "second-derivative")),
         ("triton", "factor"),
         *(("triton-bias", option) for option in ("alibi_slopes", "dropout_p")),
-        *(("triton-mask", option) for option in ("softcap", "alibi_slopes")),
+        ("triton-mask", "attention_chunk"),
         *(("int8", option) for option in ("softcap", "s_aux", "alibi_slopes")),
         *(("fp8", option) for option in ("s_aux", "attn_bias", "attention_chunk")),
         *(("ck-fwd", option) for option in ("s_aux", "attn_bias", "attention_chunk")),

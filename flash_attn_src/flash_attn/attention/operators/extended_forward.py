@@ -28,7 +28,7 @@ _SCHEMA = (
     f"(Tensor q, Tensor k, Tensor v, {', '.join(f'{schema} {name}' for name, schema in _FIELDS.items())}, {SCHEMA}) "
     "-> (Tensor, Tensor, Tensor)"
 )
-_NAMES = [argument.name for argument in torch._C.parse_schema(f"op{_SCHEMA}").arguments[3:]]
+_NAMES = (*_FIELDS, *(argument.split()[1] for argument in SCHEMA.split(", ")))
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, more: tuple[Any, ...]) -> AttentionCall:
