@@ -8,6 +8,10 @@ from types import ModuleType
 
 from flash_attn.core.build_info import load as _load
 from flash_attn.core.platform import PLATFORM as _PLATFORM
+from flash_attn.moved import MOVED as _MOVED
+from flash_attn.moved import Aliases as _Aliases
+
+sys.meta_path.insert(0, _Aliases())
 
 _build = _load()
 __version__ = _build.version
@@ -71,7 +75,7 @@ _AT_FIRST_USE = ("flex", "int8", "sparse")
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in _AT_FIRST_USE:
+    if name not in _AT_FIRST_USE and name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import flash_attn
 import pytest
+from flash_attn.moved import MOVED
 
 PACKAGE = Path(__file__).resolve().parent.parent / "flash_attn"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -75,6 +78,23 @@ def test_every_layer_is_there() -> None:
 def test_a_module_imports_its_layer_and_those_above(path: Path) -> None:
     own = _layer(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
     assert [name for name in _imports(path) if _layer(name) > own] == []
+
+
+@pytest.mark.parametrize(("name", "module"), MOVED.items())
+def test_a_name_of_before_is_the_module_itself(name: str, module: str) -> None:
+    own = importlib.import_module(f"flash_attn.{module}")
+    assert importlib.import_module(f"flash_attn.{name}") is getattr(flash_attn, name) is own
+    assert own.__spec__ is not None
+    assert own.__spec__.name == own.__name__ == f"flash_attn.{module}"
+
+
+def test_a_module_below_a_name_of_before_is_loaded_once() -> None:
+    for name in ("backends.split_kv", "runtime.platform.windows", "custom_ops.dispatch"):
+        first, _, rest = name.partition(".")
+        own = importlib.import_module(f"flash_attn.{MOVED[first]}.{rest}")
+        assert importlib.import_module(f"flash_attn.{name}") is own
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("flash_attn.backends.absent")
 
 
 def test_no_modules_import_each_other() -> None:
