@@ -55,7 +55,7 @@ def flash_attn_ranges_func(
     logsumexp of the scaled scores and the sink, fp32 (batch, heads, seqlen_q), +inf for a query without both.
 
     Tiles of keys that no query of a tile sees are skipped. What the tensors of the mask hold is read on the GPU at each
-    call, without a wait for it; the memory for it grows with the length, that of bits with its square.
+    call, without a wait for it; ranges and ids take memory in proportion to the length, bits to its square.
 
     Under torch.autocast q, k and v are cast to its type, unless all are fp16 or all bf16. TypeError or ValueError,
     which name the argument, for shapes, types and devices that do not fit. NotImplementedError in forward mode.

@@ -66,9 +66,8 @@ def wanted() -> bool:
 
 def forward(call: AttentionCall) -> ForwardResult:
     """As `triton.forward`, with the kernel that is fastest here."""
-    if (
-        call.options.dropout_p > 0.0 and call.options.rng_state is None
-    ):  # drawn once: the search must not advance torch's generator
+    if call.options.dropout_p > 0.0 and call.options.rng_state is None:
+        # Drawn once: the search must not advance torch's generator.
         call = replace(call, rng_state=draw_rng_state(call.q.device))
     if padded(call) is not None:
         return untuned_forward(call)
@@ -148,9 +147,7 @@ def _best(
         remember(key, (*standing[:place], kernel, *standing[place + 1 :]))
         try:
             taken = _milliseconds(run, index)
-        except (
-            Exception
-        ) as error:  # Triton and its compilers raise many kinds of errors; each means that the candidate failed
+        except Exception as error:  # of Triton and its compilers, which raise many kinds: the candidate failed
             print(f"flash_attn: {config} does not run here: {error}", file=sys.stderr)
             continue
         if taken < best_ms:

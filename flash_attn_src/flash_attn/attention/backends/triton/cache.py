@@ -29,8 +29,9 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     kernels, ValueError where pages or rotary tables do not fit.
     """
     given_k, given_v = call.k_cache, call.v_cache
+    asked = None
     if call.k is None and not (call.q.data_ptr() | given_k.data_ptr() | given_v.data_ptr()) & 15:
-        planned = attend_by_plan(call)
+        asked, planned = call, attend_by_plan(call)
         if planned is not None:
             return planned
     CACHE.refuse(call, "leave it out")
@@ -46,7 +47,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         q = append(call, call.k, call.v)
         if q is not call.q:
             call = replace(call, q=q)
-    attended = attend_by_plan(call)
+    attended = None if call is asked else attend_by_plan(call)
     if attended is None:
         attended = _attend_whole(call) if _keeps_whole(call) else attend_split(call)
     if call.k is not None:
