@@ -113,9 +113,10 @@ def _mask(parts: Sequence[torch.Tensor | None], block_size: Sequence[int]) -> Ma
 
 
 def pack_bits(seen: torch.Tensor) -> torch.Tensor:
-    """`Mask.bits` of a mask of every score, bool (..., seqlen_k). Takes four bytes a score while it runs."""
-    whole = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 32)).unflatten(-1, (-1, 32))
-    return (whole.int() << torch.arange(32, dtype=torch.int32, device=seen.device)).sum(-1, dtype=torch.int32)
+    """`Mask.bits` of a mask of every score, bool (..., seqlen_k)."""
+    whole = torch.nn.functional.pad(seen.byte(), (0, -seen.shape[-1] % 32)).contiguous()
+    # The product has the lowest bits of eight bytes as its highest byte.
+    return (whole.view(torch.int64) * 0x0102040810204080 >> 56).byte().view(torch.int32)
 
 
 def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], shared: int, device: torch.device) -> None:

@@ -12,12 +12,12 @@ from flash_attn.call.block_mask import BlockMask
 from flash_attn.call.mask import pack_bits
 from flash_attn.flex.edges import Edge, Extreme, Quotient, UnboundedError
 from flash_attn.flex.request import Places, Request
-from flash_attn.flex.values import values
-from flash_attn.kernels.flags import WHOLE_BLOCK
+from flash_attn.flex.values import AXES, values
+from flash_attn.kernels.flags import PARTIAL_BLOCK, WHOLE_BLOCK
 from flash_attn.kernels.operation import SPARSE_BLOCK
 
-# Bits of a mask, 1 GiB, and scores that are looked at together.
-_MOST_BITS, _CHUNK = 1 << 33, 1 << 24
+# Bits of a mask, 1 GiB, bits of a word, and pieces of SPARSE_BLOCK queries and keys that are looked at together.
+_MOST_BITS, _WORD, _PIECES = 1 << 33, 32, 1 << 12
 _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -56,25 +56,40 @@ def masked(request: Request, window: tuple[int, int] | None, slopes: torch.Tenso
 
 
 def by_bits(request: Request, slopes: torch.Tensor | None) -> Masked | None:
-    """The mask of a call as a bit for each score, made some queries at a time; None for more than `_MOST_BITS`."""
-    batch, heads, seqlen_q, seqlen_k = request.mask_sizes
-    words = -(-seqlen_k // 32)
-    if batch * heads * seqlen_q * words * 32 > _MOST_BITS:
+    """The mask of a call as a bit for each score; None for more than `_MOST_BITS`.
+
+    Bits of blocks that the lists show or hide whole are never read, and a large mask waits for the GPU to leave them
+    out. While a graph is captured the mask_mod is computed for every score.
+    """
+    sizes = batch, heads, seqlen_q, seqlen_k = request.mask_sizes
+    words = -(-seqlen_k // _WORD)
+    if batch * heads * seqlen_q * words * _WORD > _MOST_BITS:
         return None
     bits = torch.empty((batch, heads, seqlen_q, words), dtype=torch.int32, device=request.device)
-    step = max(_CHUNK // (batch * heads * seqlen_k), 1)
-    for start in range(0, seqlen_q, step):
-        visible = request.visible(start, min(start + step, seqlen_q))
-        assert visible is not None
-        bits[:, :, start : start + step] = pack_bits(visible.expand(batch, heads, -1, seqlen_k))
     has_blocks = not any(size % SPARSE_BLOCK for size in request.block_size)
+    steps = (1, 1, SPARSE_BLOCK, SPARSE_BLOCK)
+    pieces = torch.cartesian_prod(*(torch.arange(0, *x, device=request.device) for x in zip(sizes, steps, strict=True)))
+    if has_blocks and len(pieces) > _PIECES and request.may_wait:
+        pieces = pieces[request.seen_at(*pieces.T) == PARTIAL_BLOCK]
+    within = torch.arange(SPARSE_BLOCK, device=request.device)
+    for some in pieces.split(_PIECES):
+        entry, head, query, key = some.T[..., None, None, None]  # [pieces, 1, 1, 1]
+        # Past the last query, or the last word, that one is made again.
+        queries = (query + within[:, None]).clamp_max(seqlen_q - 1)  # [pieces, 1, SPARSE_BLOCK, 1]
+        word = (key // _WORD + within[: SPARSE_BLOCK // _WORD]).clamp_max(words - 1)
+        keys = (word[..., None] * _WORD + within[:_WORD]).flatten(-2).clamp_max(seqlen_k - 1)
+        places = dict(zip(AXES, (entry, head, queries, keys), strict=True))
+        visible = request.visible(places, by_lists=not has_blocks)
+        bits[entry, head, queries, word] = pack_bits(visible.expand(len(some), 1, SPARSE_BLOCK, SPARSE_BLOCK))
     blocks = BlockMask(request.seen, request.block_size) if has_blocks else None
     return Masked(block_mask=blocks, alibi_slopes=slopes, bits=bits)
 
 
 def is_shown_by_lists(request: Request, left: int | None, right: int | None, *, wholly: bool = True) -> bool:
     """Whether no whole block of the lists shows more than keys i - left to i + right to queries i, and wholly, whether
-    the lists lack none of these. Waits for the GPU."""
+    the lists lack none of these. Waits for the GPU; False while a graph is captured."""
+    if not request.may_wait:
+        return False
     seen, (_, _, seqlen_q, seqlen_k) = request.seen, request.sizes
     queries, keys = request.block_places["q"], request.block_places["kv"]
     last_query = (queries + (request.block_size[0] - 1)).clamp_max(seqlen_q - 1)

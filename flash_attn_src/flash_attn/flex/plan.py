@@ -43,7 +43,7 @@ def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str
     """The plan of a request, or the reason why there is none.
 
     Waits for the GPU only for a window that flash_attn_func hides beside a soft cap, an addend or a large head dim, and
-    not while a graph is captured.
+    for a large mask by bits, and not while a graph is captured.
     dtype: the type of q. has_masks: whether the kernels of masks take its head dim.
     """
     steps, slopes = request.score.steps, _slopes(request)
@@ -53,7 +53,7 @@ def plan(request: Request, dtype: torch.dtype, *, has_masks: bool) -> Plan | str
         window = window or _whole_window(request)
     # A slope's sign holds for earlier keys, if no whole block shows others.
     signed = slopes is not None and request.bounds is not None and is_causal(request.bounds)
-    if window is None and has_mask and not (signed and not _is_shown(request, None, 0, wholly=False)):
+    if window is None and has_mask and not (signed and not is_shown_by_lists(request, None, 0, wholly=False)):
         try:
             return masked(request, _window(request), slopes)
         except UnboundedError:
@@ -75,13 +75,7 @@ def _whole_window(request: Request) -> _Window | None:
     if bounds is None or bounds.ids or bounds.blocks:
         return None
     sides, window = window_of(bounds, request.sizes[3]), _window(request)
-    return window if sides is not None and window is not None and _is_shown(request, *sides) else None
-
-
-def _is_shown(request: Request, left: int | None, right: int | None, *, wholly: bool = True) -> bool:
-    """`is_shown_by_lists`; False while a graph is captured."""
-    is_captured = request.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return not is_captured and is_shown_by_lists(request, left, right, wholly=wholly)
+    return window if sides is not None and window is not None and is_shown_by_lists(request, *sides) else None
 
 
 def _window(request: Request) -> _Window | None:
@@ -114,9 +108,9 @@ def _by_bias(request: Request, dtype: torch.dtype, window: _Window) -> Dense | s
 
 
 def _bias(request: Request, sizes: tuple[int, int, int, int], start: int, stop: int) -> torch.Tensor:
-    bias = request.addend(request.places(start, stop)).expand(*sizes[:2], stop - start, sizes[3])
-    visible = request.visible(start, stop)
-    return bias.contiguous() if visible is None else bias.masked_fill(~visible, -torch.inf)
+    places = request.places(start, stop)
+    bias = request.addend(places).expand(*sizes[:2], stop - start, sizes[3])
+    return bias.contiguous() if request.lists is None else bias.masked_fill(~request.visible(places), -torch.inf)
 
 
 def _slopes(request: Request) -> torch.Tensor | None:

@@ -107,18 +107,23 @@ class Request:
     def _widened(self, names: frozenset[str], batch: int, heads: int) -> tuple[int, int, int, int]:
         return (self.sizes[0] if "b" in names else batch, self.sizes[1] if "h" in names else heads, *self.sizes[2:])
 
-    def visible(self, start: int, stop: int) -> torch.Tensor | None:
-        """Which keys the mask shows to queries [start, stop): bool (1 or batch, 1 or heads, queries, seqlen_k), or None
-        for all."""
-        if self.lists is None:
-            return None
-        queries = torch.arange(start, stop, device=self.device) // self.block_size[0]
-        keys = torch.arange(self.sizes[3], device=self.device) // self.block_size[1]
-        seen = self.seen[:, :, queries][..., keys]
-        if self.mask is True:
-            return seen != 0
-        shown = (seen != 0) & values(self.mask, self.places(start, stop), self.device)
-        return shown | (seen == WHOLE_BLOCK)
+    @property
+    def may_wait(self) -> bool:
+        """Whether the call may wait for the GPU: not while a graph is captured."""
+        return self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+    def seen_at(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """The bytes of the blocks at these places: see `seen`."""
+        batch, heads = (x if size > 1 else 0 for x, size in zip((b, h), self.seen.shape, strict=False))
+        return self.seen[batch, heads, q // self.block_size[0], kv // self.block_size[1]]
+
+    def visible(self, places: dict[str, torch.Tensor], *, by_lists: bool = True) -> torch.Tensor:
+        """Which keys the mask shows at these places, bool. by_lists: also by its lists of blocks."""
+        shown = values(self.mask, places, self.device).bool()
+        if not by_lists:
+            return shown
+        seen = self.seen_at(*(places[name] for name in AXES))
+        return ((seen != 0) & shown) | (seen == WHOLE_BLOCK)
 
     def addend(self, places: Places) -> torch.Tensor:
         """What the steps of the score_mod add to the scores at these places, -inf where they hide a key.

@@ -27,9 +27,9 @@ _POINTWISE = {getattr(home, name) for home in (torch, _T) for name in _NAMES.spl
 
 
 def values(term: Any, places: dict[str, torch.Tensor], device: torch.device) -> torch.Tensor:
-    """A term at places of its arguments: (1 or batch, 1 or heads, 1 or queries, 1 or keys).
+    """A term at places of its arguments, in four axes as they have, 1 for an axis on which it does not depend.
 
-    places: argument -> integers along its own axis of four.
+    places: argument -> integers in four axes, mostly along its own.
     """
     if isinstance(term, _T) and term.device == device:
         return term.view(1, 1, 1, 1)
@@ -46,11 +46,13 @@ def values(term: Any, places: dict[str, torch.Tensor], device: torch.device) -> 
         return _run(term, dict(zip(used, numbers, strict=True)), {}, None)
 
     function: Any = of_numbers
-    for place in reversed(range(len(used))):
-        function = torch.vmap(function, in_dims=tuple(0 if x == place else None for x in range(len(used))))
+    for axis in reversed(range(len(AXES))):
+        along = tuple(None if places[name].shape[axis] == 1 else 0 for name in used)
+        if 0 in along:
+            function = torch.vmap(function, in_dims=along)
     with _indexing_mode()():
-        x = function(*(places[name].flatten() for name in used))
-    return x.view([places[name].numel() if name in used else 1 for name in AXES])
+        x = function(*(places[name].squeeze() for name in used))
+    return x.view(torch.broadcast_shapes((1,) * len(AXES), *(places[name].shape for name in used)))
 
 
 def _indexing_mode() -> Any:
