@@ -7,34 +7,8 @@ import triton.language as tl
 
 from flash_attn.kernels import flags
 
-HAS_CU_SEQLENS_Q = tl.constexpr(flags.HAS_CU_SEQLENS_Q)
-HAS_CU_SEQLENS_K = tl.constexpr(flags.HAS_CU_SEQLENS_K)
-HAS_SEQUSED_K = tl.constexpr(flags.HAS_SEQUSED_K)
-HAS_LEFTPAD_K = tl.constexpr(flags.HAS_LEFTPAD_K)
-HAS_ALIBI = tl.constexpr(flags.HAS_ALIBI)
-HAS_CACHE_BATCH_IDX = tl.constexpr(flags.HAS_CACHE_BATCH_IDX)
-HAS_ROTARY_SEQLENS = tl.constexpr(flags.HAS_ROTARY_SEQLENS)
-HAS_DESCALE = tl.constexpr(flags.HAS_DESCALE)
-HAS_BLOCK_TABLE = tl.constexpr(flags.HAS_BLOCK_TABLE)
-HAS_SINKS = tl.constexpr(flags.HAS_SINKS)
-SINKS_LIKE_OUT = tl.constexpr(flags.SINKS_LIKE_OUT)
-BIAS_IS_FP32 = tl.constexpr(flags.BIAS_IS_FP32)
-QUERY_HAS_16_BITS = tl.constexpr(flags.QUERY_HAS_16_BITS)
-QUERY_IS_FP16 = tl.constexpr(flags.QUERY_IS_FP16)
-HAS_BLOCKS = tl.constexpr(flags.HAS_BLOCKS)
-HAS_RANGES = tl.constexpr(flags.HAS_RANGES)
-HAS_IDS = tl.constexpr(flags.HAS_IDS)
-HAS_HIDDEN = tl.constexpr(flags.HAS_HIDDEN)
-HAS_BITS = tl.constexpr(flags.HAS_BITS)
-PARTIAL_BLOCK = tl.constexpr(flags.PARTIAL_BLOCK)
-WHOLE_BLOCK = tl.constexpr(flags.WHOLE_BLOCK)
-PACKED_BLOCKS = tl.constexpr(flags.PACKED_BLOCKS)
-CHUNK_BITS = tl.constexpr(flags.CHUNK_BITS)
-CHUNK_MASK = tl.constexpr(flags.CHUNK_MASK)
-ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
-ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
-
-MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
+# The numbers of `flags`, by their names there, as kernels take them.
+globals().update({name: tl.constexpr(x) for name, x in vars(flags).items() if name.isupper()})
 
 # How many sequences `schedule` compares at once.
 _SCAN = tl.constexpr(256)

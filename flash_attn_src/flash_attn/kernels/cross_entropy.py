@@ -5,11 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels import flags
-from flash_attn.kernels.common import LN2, LOG2E
-
-HAS_LSE = tl.constexpr(flags.LOSS_HAS_LSE)
-IS_SPLIT = tl.constexpr(flags.LOSS_IS_SPLIT)
+from flash_attn.kernels.common import LN2, LOG2E, LOSS_HAS_LSE, LOSS_IS_SPLIT
 
 _RUNTIME_ARGUMENTS = (
     "smoothing", "scale", "square_scale", "ignore_index", "classes", "first_class", "cols", "stride", "stride_d",
@@ -36,8 +32,8 @@ def cross_entropy_fwd(
     lse = log sum exp s, z_loss = square_scale * lse ** 2 and loss = lse - (1 - smoothing) * s[label] - smoothing *
     sum(s) / classes + z_loss. Both losses are 0 where label is ignore_index. loss is NaN where label is no class.
 
-    HAS_LSE: lse is given. IS_SPLIT: the row holds only the classes from first_class on. loss then lacks lse and z_loss,
-    and the label's term where another row holds the label. cols and strides are in units of UNIT elements.
+    LOSS_HAS_LSE: lse is given. LOSS_IS_SPLIT: the row holds only the classes from first_class on. loss then lacks lse
+    and z_loss, and the label's term where another row holds the label. cols and strides are in units of UNIT elements.
     """
     cols *= UNIT
     row = tl.program_id(0)
@@ -46,7 +42,7 @@ def cross_entropy_fwd(
     b_max = tl.full((BLOCK_N,), float("-inf"), tl.float32)  # [BLOCK_N]
     b_exps = tl.zeros((BLOCK_N,), tl.float32)  # [BLOCK_N]
     b_sums = tl.zeros((BLOCK_N,), tl.float32)  # [BLOCK_N]
-    if (flags & HAS_LSE == 0) or (smoothing > 0.0):
+    if (flags & LOSS_HAS_LSE == 0) or (smoothing > 0.0):
         # With four pieces at a time every fifth exponential is for the old maximum. With one piece it would be every
         # second.
         for start in range(0, cols, 4 * BLOCK_N):
@@ -61,7 +57,7 @@ def cross_entropy_fwd(
             b_exps += tl.exp2((b_a - b_base) * LOG2E) + tl.exp2((b_b - b_base) * LOG2E)
             b_exps += tl.exp2((b_c - b_base) * LOG2E) + tl.exp2((b_d - b_base) * LOG2E)
             b_max = b_max_new  # [BLOCK_N]
-    if flags & HAS_LSE:
+    if flags & LOSS_HAS_LSE:
         log_z = tl.load(lse + row)
     else:
         peak = tl.max(b_max, 0)
@@ -75,7 +71,7 @@ def cross_entropy_fwd(
     if smoothing > 0.0:  # because the sum is -inf where classes are masked
         value -= smoothing * tl.sum(b_sums, 0) / classes
     penalty = square_scale * log_z * log_z
-    if flags & IS_SPLIT == 0:
+    if flags & LOSS_IS_SPLIT == 0:
         value += log_z + penalty
     value = tl.where((label >= 0) & (label < classes), value, float("nan"))
     ignored = label == ignore_index

@@ -17,6 +17,8 @@ from flash_attn.kernels.common import (
     HAS_SINKS,
     LN2,
     LOG2E,
+    PAGE_PER_BLOCK,
+    PAGE_PER_KEY,
     QUERY_HAS_16_BITS,
     QUERY_IS_FP16,
     cast,
@@ -29,7 +31,7 @@ from flash_attn.kernels.fp8_cast import from_fp8
 from flash_attn.kernels.groups import CachePages, CacheScores, CacheTile, PagedRows, QueryRows, SeenKeys
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
 from flash_attn.kernels.scores import add_sink, alibi_bias, apply_softcap, join_sinks, load_sinks
-from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_at, load_tile
+from flash_attn.kernels.tiles import load_at, load_tile
 
 
 @triton.jit

@@ -12,6 +12,8 @@ from flash_attn.kernels.common import (
     HAS_SINKS,
     LN2,
     LOG2E,
+    PAGE_PER_BLOCK,
+    PAGE_PER_KEY,
     RUNTIME_ARGUMENTS,
     cast,
     key_bounds,
@@ -27,8 +29,6 @@ from flash_attn.kernels.groups import Bounds, Pages, Rows, ScoreMod, Scores, Sof
 from flash_attn.kernels.lazy_rescale import HEADROOM, grown, scale_rows
 from flash_attn.kernels.scores import add_sink, apply_mask, join_sinks, load_bias, load_sinks, load_slope, modified
 from flash_attn.kernels.tiles import (
-    PAGE_PER_BLOCK,
-    PAGE_PER_KEY,
     add_product,
     clamped_pair,
     clear_outside,

@@ -11,12 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels import flags
-
-HAS_BIAS = tl.constexpr(flags.NORM_HAS_BIAS)
-HAS_RESIDUAL = tl.constexpr(flags.NORM_HAS_RESIDUAL)
-STORE_Z = tl.constexpr(flags.NORM_STORE_Z)
-IS_RMS = tl.constexpr(flags.NORM_IS_RMS)
+from flash_attn.kernels.common import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 
 _RUNTIME_ARGUMENTS = (
     "eps", "shift", "rows", "dim", "stride_x", "stride_r", "stride_n", "stride_z", "stride_dy", "stride_dz",
@@ -47,15 +42,15 @@ def _under(flag, inside):
 def _input(x, residual, cols, inside, flags):
     """x + residual, fp32 [BLOCK_M, BLOCK_N], 0 outside. The pointers point to rows, [BLOCK_M, 1]."""
     z = tl.load(x + cols, mask=inside, other=0.0).to(tl.float32)
-    return z + tl.load(residual + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0).to(tl.float32)
+    return z + tl.load(residual + cols, mask=_under(flags & NORM_HAS_RESIDUAL, inside), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, flags):
     """Stores columns of z and of normal."""
-    tl.store(z + cols, value.to(z.dtype.element_ty), mask=_under(flags & STORE_Z, inside))
+    tl.store(z + cols, value.to(z.dtype.element_ty), mask=_under(flags & NORM_STORE_Z, inside))
     w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32) + shift
-    b = tl.load(bias + cols, mask=_under(flags & HAS_BIAS, inside), other=0.0).to(tl.float32)
+    b = tl.load(bias + cols, mask=_under(flags & NORM_HAS_BIAS, inside), other=0.0).to(tl.float32)
     result = (value - centre[:, None]) * scale[:, None] * w + b
     tl.store(normal + cols, result.to(normal.dtype.element_ty), mask=inside)
 
@@ -66,7 +61,7 @@ def norm_fwd(
     stride_x, stride_r, stride_n, stride_z, rows, dim, flags,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LONG_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual. z is stored if STORE_Z is set.
+    """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual. z is stored if NORM_STORE_Z is set.
 
     One program: one tile of rows. It reads their first BLOCK_N columns once. It reads further columns of HAS_LONG_ROWS
     rows for each statistic and for normal, after the first time from the cache.
@@ -81,7 +76,7 @@ def norm_fwd(
     offs_n, inside = _columns(0, dim, present, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
     b_z = _input(p_x, p_residual, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
     b_mean = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
-    if flags & IS_RMS == 0:
+    if flags & NORM_IS_RMS == 0:
         b_sum = b_z
         for start in range(BLOCK_N, dim if HAS_LONG_ROWS else 0, BLOCK_N):
             offs_later, there = _columns(start, dim, present, BLOCK_N)
@@ -114,7 +109,7 @@ def _pair(z, dy, cols, inside):
 @triton.jit
 def _passed(dz, cols, inside, flags):
     """The gradient of the stored z, like `_pair`."""
-    return tl.load(dz + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0)
+    return tl.load(dz + cols, mask=_under(flags & NORM_HAS_RESIDUAL, inside), other=0.0)
 
 
 @triton.jit
@@ -131,16 +126,15 @@ def norm_bwd(
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LONG_ROWS: tl.constexpr,
     USE_PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of z into dx, and with STORE_Z into dresidual too, whose rows are dim elements apart.
+    """The gradient of z into dx, and with NORM_STORE_Z into dresidual too, whose rows are dim elements apart.
 
-    With HAS_RESIDUAL it includes dz, the gradient of the stored z. dweight: (groups, 1, dim), with HAS_BIAS
+    With NORM_HAS_RESIDUAL it includes dz, the gradient of the stored z. dweight: (groups, 1, dim), with NORM_HAS_BIAS
     (groups, 2, dim): the sums over every groups-th tile of rows of the gradients of weight and of bias.
 
     Grid: groups * column blocks. There is one column block unless HAS_LONG_ROWS. A program reads a row once. A program
     of HAS_LONG_ROWS rows reads the columns of the other blocks too, for the sums along the row. USE_PREFETCH, for tiles
-    of one row that is not
-    HAS_LONG_ROWS: a program reads the next row while it works on one. It then reads mean with IS_RMS too and does not
-    use it.
+    of one row that is not HAS_LONG_ROWS: a program reads the next row while it works on one. It then reads mean with
+    NORM_IS_RMS too and does not use it.
     """
     dim *= UNIT
     group = tl.program_id(0) % groups
@@ -167,7 +161,7 @@ def norm_bwd(
         p_dz = dz + offs_m[:, None] * (stride_dz * UNIT)
         if USE_PREFETCH:
             b_z, b_dy, b_rstd = b_z_next, b_dy_next, b_rstd_next
-            b_mean = tl.where((flags & IS_RMS) == 0, b_mean_next, 0.0)  # [BLOCK_M]
+            b_mean = tl.where((flags & NORM_IS_RMS) == 0, b_mean_next, 0.0)  # [BLOCK_M]
             b_dz = _passed(p_dz, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
             # No mask, because it would be a branch. The program of the last row reads that row again.
             offs_next = tl.minimum(offs_m + groups, rows - 1)  # [BLOCK_M]
@@ -178,7 +172,7 @@ def norm_bwd(
             )  # [BLOCK_M, BLOCK_N] both
         else:
             b_rstd = tl.load(rstd + offs_m, mask=present, other=0.0)  # [BLOCK_M]
-            b_mean = tl.load(mean + offs_m, mask=_under(~flags & IS_RMS, present), other=0.0)  # [BLOCK_M]
+            b_mean = tl.load(mean + offs_m, mask=_under(~flags & NORM_IS_RMS, present), other=0.0)  # [BLOCK_M]
         b_along = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
         b_level = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
         if HAS_LONG_ROWS:
@@ -200,18 +194,18 @@ def norm_bwd(
         if not USE_PREFETCH:
             b_dz = _passed(p_dz, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
         b_along = (b_along + tl.sum(b_normal * b_grad, 1)) / dim
-        b_level = tl.where((flags & IS_RMS) == 0, (b_level + tl.sum(b_grad, 1)) / dim, 0.0)
+        b_level = tl.where((flags & NORM_IS_RMS) == 0, (b_level + tl.sum(b_grad, 1)) / dim, 0.0)
         b_dx = (b_grad - b_normal * b_along[:, None] - b_level[:, None]) * b_rstd[:, None] + b_dz.to(
             tl.float32
         )  # [BLOCK_M, BLOCK_N]
         tl.store(dx + offs_m[:, None] * (stride_dx * UNIT) + offs_n, b_dx.to(dx.dtype.element_ty), mask=inside)
-        if flags & STORE_Z:
+        if flags & NORM_STORE_Z:
             p_dresidual = dresidual + offs_m[:, None] * dim
             tl.store(p_dresidual + offs_n, b_dx.to(dresidual.dtype.element_ty), mask=inside)
-    sums = 2 if flags & HAS_BIAS else 1
+    sums = 2 if flags & NORM_HAS_BIAS else 1
     dweight += tl.cast(group * sums, tl.int64) * dim
     # Vectors, not tiles of one row, because a tile's layout would spread to everything that it is computed from.
     offs_n = begin + tl.arange(0, BLOCK_N)
     tl.store(dweight + offs_n, tl.sum(b_dweight, 0), mask=offs_n < dim)
-    if flags & HAS_BIAS:
+    if flags & NORM_HAS_BIAS:
         tl.store(dweight + dim + offs_n, tl.sum(b_dbias, 0), mask=offs_n < dim)

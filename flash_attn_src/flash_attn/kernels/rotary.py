@@ -5,10 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels import flags
-
-HAS_CU_SEQLENS = tl.constexpr(flags.HAS_CU_SEQLENS_Q)
-HAS_OFFSETS = tl.constexpr(flags.HAS_OFFSETS)
+from flash_attn.kernels.common import HAS_CU_SEQLENS_Q, HAS_OFFSETS
 
 _RUNTIME_ARGUMENTS = (
     "seqlen", "nheads", "half", "places", "offset", "sign", "m_blocks", "flags",
@@ -33,7 +30,7 @@ def rotary(
     m_block = pid % m_blocks
     batch = pid // m_blocks
     start = batch * 0
-    if flags & HAS_CU_SEQLENS:
+    if flags & HAS_CU_SEQLENS_Q:
         start = tl.load(cu_seqlens + batch)
         seqlen = tl.load(cu_seqlens + batch + 1) - start
     if m_block * BLOCK_M >= seqlen:

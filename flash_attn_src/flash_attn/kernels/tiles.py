@@ -14,11 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels import flags
 from flash_attn.kernels.groups import Rows
-
-PAGE_PER_KEY = tl.constexpr(flags.PAGE_PER_KEY)
-PAGE_PER_BLOCK = tl.constexpr(flags.PAGE_PER_BLOCK)
 
 
 @triton.jit
