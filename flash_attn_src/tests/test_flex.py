@@ -19,10 +19,14 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from assert_close import assert_close
+from flash_attn.attention.backends.torch.scores import seen_by
+from flash_attn.call.mask import Mask
 from flash_attn.flex import attention, creation, flex_report, use_for_flex
 from flash_attn.flex import flex_attention as ours
+from flash_attn.flex import masks as flex_masks
 from flash_attn.flex.masks import Masked
 from flash_attn.flex.plan import Plan
+from flash_attn.flex.request import Request, request
 from flash_attn.sdpa import attention as door
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,6 +37,7 @@ from torch.nn.attention.flex_attention import (
     _vmap_for_bhqkv,
     and_masks,
     create_block_mask,
+    create_mask,
     flex_attention,
     or_masks,
 )
@@ -250,6 +255,31 @@ def test_numbers_are_no_conditions(numbers: str) -> None:
     made = _check(_draw(torch.float32), None, mask_mod, lse=False)
     assert (made.bits is None) is has_bounds
     _check(_draw(torch.float32), lambda s, b, h, q, kv: s + TABLE[h][q] - TABLE[h, kv], mask_mod, lse=False)
+
+
+PARTIAL: dict[str, Function] = {
+    "images": lambda b, h, q, kv: (q >= kv) | (DOCUMENTS[b, q] == DOCUMENTS[b, kv]),
+    "heads": lambda b, h, q, kv: (q * kv + h) % 5 < 2,
+    "indirect": lambda b, h, q, kv: torch.stack([SCATTERED[q] * h, SCATTERED[kv]]).sum() % 2 == b,
+}
+
+
+@pytest.mark.parametrize("may_wait", [True, False], ids=["partial blocks", "every score"])
+@pytest.mark.parametrize("block_size", [64, (128, 256), 100], ids=str)
+@pytest.mark.parametrize("mask", PARTIAL)
+def test_bits_of_some_blocks_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, mask: str, block_size: Any, may_wait: bool
+) -> None:
+    """Bits of blocks that the lists show or hide are left out where the call may wait for the GPU to find them."""
+    monkeypatch.setattr(flex_masks, "_PIECES", 17)
+    monkeypatch.setattr(Request, "may_wait", may_wait)
+    sizes = (B, H, 129, N)
+    blocks = create_block_mask(PARTIAL[mask], *sizes, device=DEVICE, BLOCK_SIZE=block_size)
+    made = flex_masks.by_bits(request(None, blocks, sizes, torch.device(DEVICE)), None)
+    assert made is not None
+    shown, whole = seen_by(Mask(made.block_mask, bits=made.bits), slice(0, 129), slice(0, N), H)
+    exact = create_mask(PARTIAL[mask], *sizes, device=DEVICE)
+    assert torch.equal((shown | whole).expand(B, H, 1, 129, N).flatten(1, 2), exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
