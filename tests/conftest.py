@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import c_make
 import fake_github
 import fewer_kernels
 import kills
@@ -52,13 +53,11 @@ def c_library() -> Path:
     """`libflash_attn_rocm.so`, with the examples beside it, made by make. Processes of tests run it in turn."""
     if shutil.which("cargo") is None:
         tools.missing("no cargo on PATH: install Rust from https://rustup.rs")
-    command = ["make", "--silent", "-C", str(ROOT / "libflash_attn_rocm"), "all", "examples"]
-    folder = ROOT / "libflash_attn_rocm/build"
+    folder = c_make.FOLDER / "build"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        c_make.make("all", "examples")
     return folder / "libflash_attn_rocm.so"
 
 

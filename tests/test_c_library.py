@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import c_make
 import pytest
 import recorded
 import tools
@@ -68,10 +69,15 @@ def fields(kind: str) -> dict[str, Any]:
     return {"shape": shape, "lse": MEMORY, **operands}
 
 
-def test_the_library_exports_the_functions_of_the_header(c_library: Path) -> None:
+@pytest.mark.parametrize("profile", ["dev", pytest.param("release", marks=pytest.mark.long)])
+def test_the_library_exports_the_functions_of_the_header(c_library: Path, profile: str, tmp_path: Path) -> None:
     """It exports each function under a version and no other symbol. It links to libc alone."""
     declared = set(re.findall(r"\b(flash_attn_rocm_\w+)\(", HEADER.read_text(encoding="utf-8").split("#include")[-1]))
-    with c_library.open("rb") as file:
+    library = c_library
+    if profile == "release":
+        c_make.make(f"BUILD={tmp_path}", dev=False)
+        library = tmp_path / library.name
+    with library.open("rb") as file:
         elf: Any = ELFFile(file)
         dynamic, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
         symbols = {
@@ -493,10 +499,10 @@ def test_recipes_have_the_librarys_version(library: Library) -> None:
     assert f"({version})" in (PACKAGE / "debian/changelog").read_text(encoding="utf-8").splitlines()[0]
 
 
-def test_make_install(c_library: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("c_library")
+def test_make_install(tmp_path: Path) -> None:
     """What a program finds by pkg-config."""
-    done = run("make", "--silent", "-C", c_library.parents[1], "install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
-    assert done.returncode == 0, done.stderr
+    c_make.make("install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
     files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if not file.is_dir()}
     library = {"usr/lib/libflash_attn_rocm.so", "usr/lib/libflash_attn_rocm.so.1"}
     assert files == library | {"usr/include/flash_attn_rocm.h", "usr/lib/pkgconfig/flash_attn_rocm.pc"}
