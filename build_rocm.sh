@@ -92,6 +92,16 @@ make_venv() {
     fi
 }
 
+# Installs the packages of a lock file by the uv that it names, in half of pip's time. Fails where it names none, and where
+# pip's own settings say where packages come from.
+by_uv() {
+    sed -n '/^uv==/,/[^\\]$/p' "$1" >"$venv/uv.txt"
+    [[ -s $venv/uv.txt ]] &&
+        ! "$venv/bin/python" -I -m pip config list 2>/dev/null | grep -qE '\.((extra-)?index-url|no-index|proxy)=' &&
+        logged "$venv/bin/python" -I -m pip "${locked[@]}" "$venv/uv.txt" &&
+        "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --require-hashes -r "$1" >>"$venv.log" 2>&1
+}
+
 # Says every 20 seconds how far an environment is, until its process is ended.
 progress() {
     while sleep 20 >/dev/null 2>&1; do
@@ -118,7 +128,8 @@ environment() {
         trap 'kill $! 2>/dev/null || true' EXIT
         make_venv "$base"
         # pip would compile all byte code on one core, but only imported modules need it.
-        logged "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
+        by_uv "$root/locks/$group.txt" ||
+            logged "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
         echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from wheelhouse import CELL
 
+from rocm_wheels import packages
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "build_rocm.sh"
 
@@ -165,6 +167,11 @@ case "$*" in
     *realpath*) realpath "$0" ;;
     *sys.executable*) echo "$0" ;;
     "-I --version") echo "Python 3.11.9" ;;
+    *"pip config list") echo "${PIP_SETTING:-global.cert='/x'}" ;;
+    *"/uv.txt")
+        echo "$*" >>"$LOG"
+        printf '#!/bin/sh\necho "uv $*" >>"$LOG"\nexit ${UV_FAILS:-0}\n' >"${0%/*}/uv"
+        chmod +x "${0%/*}/uv" ;;
     *"-m pip"* | *"rocm_wheels build"*)
         echo "$*" >>"$LOG"
         [[ -z ${PRINT:-} ]] || echo "$PRINT"
@@ -218,10 +225,13 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout) -> Non
         [sys.executable, "-m", "rocm_wheels", "check", *CELL], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     build = f"-I -m rocm_wheels build --planned {planned} --dist {checkout.root}/dist {' '.join(CELL)}"
-    locked = f"install --quiet --disable-pip-version-check --require-hashes --requirement {checkout.root}/locks"
+    locked, venv = "install --quiet --disable-pip-version-check --require-hashes --requirement", "build/env"
+    named = f"{checkout.root}/locks/build.txt"
+    by_pip = f"-I -m pip {locked} {named} --no-compile"
     made = [
-        f"-I -m pip {locked}/pip.txt",
-        f"-I -m pip {locked}/build.txt --no-compile",
+        f"-I -m pip {locked} {checkout.root}/locks/pip.txt",
+        f"-I -m pip {locked} {checkout.root}/{venv}/uv.txt",
+        f"uv pip install --quiet --python {checkout.root}/{venv}/bin/python --require-hashes -r {named}",
         build,
     ]
     done = checkout.run()
@@ -239,6 +249,18 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout) -> Non
         lock.write("# changed\n")
     checkout.run()
     assert checkout.calls == made
+    uv = (checkout.root / venv / "uv.txt").read_text().splitlines()
+    assert uv[0] == f"uv=={packages.version_of('uv')} \\"
+    assert all("--hash=sha256:" in line for line in uv[1:])
+
+    with (checkout.root / "locks/build.txt").open("a") as file:
+        file.write("# uv does not reach the index\n")
+    checkout.run(UV_FAILS="2")
+    assert checkout.calls == [*made[:3], by_pip, build]
+    with (checkout.root / "locks/build.txt").open("a") as file:
+        file.write("# pip has settings that uv does not read\n")
+    checkout.run(PIP_SETTING="global.index-url='https://mirror.example/simple'")
+    assert checkout.calls == [made[0], by_pip, build]
 
 
 def test_an_activated_environment_of_the_same_python_is_not_recreated(checkout: Checkout, tmp_path: Path) -> None:
@@ -289,20 +311,20 @@ def test_script_refuses_an_unknown_dependency_group(checkout: Checkout, group: s
 
 
 def test_script_recreates_a_broken_environment(checkout: Checkout) -> None:
-    done = checkout.run(FAIL="1")
+    done = checkout.run(FAIL="1", UV_FAILS="1")
     assert done.returncode == 5
-    assert len(checkout.calls) == 2
+    assert len(checkout.calls) == 4
     checkout.run()
-    assert len(checkout.calls) == 3
+    assert len(checkout.calls) == 4
 
 
 def test_a_failure_of_pip_gives_one_message_and_a_log(checkout: Checkout) -> None:
-    done = checkout.run(FAIL="1", PRINT="of no use")
+    done = checkout.run(FAIL="1", UV_FAILS="1", PRINT="of no use")
     printed = "What it printed is in repository/build/env.log."
     assert done.stderr == f"error: pip could not make the environment repository/build/env\n{printed}\n"
     assert done.stdout.count("\n") == 1
     assert (checkout.root / "build/env.log").read_text() == "of no use\nof no use\n"
-    done = checkout.run(FAIL="1", PRINT="WARNING: Retrying (Retry(total=4)) after connection broken")
+    done = checkout.run(FAIL="1", UV_FAILS="1", PRINT="WARNING: Retrying (Retry(total=4)) after connection broken")
     index = "The package index did not answer: see the network, HTTPS_PROXY, PIP_INDEX_URL."
     assert done.stderr.splitlines()[1] == f"{index} {printed}"
 

@@ -99,8 +99,9 @@ def test_every_install_uses_a_lock() -> None:
     assert result >= 4
     script = (ROOT / "build_rocm.sh").read_text(encoding="utf-8")
     assert "locked=(install --quiet --disable-pip-version-check --require-hashes --requirement)" in script
-    assert len(re.findall(r'-m pip (?:--python \S+ )?"\$\{locked\[@\]\}"', script)) == 3
-    assert len(re.findall(r"-m pip ", script)) == 4, "the fourth is pip --version"
+    assert len(re.findall(r'-m pip (?:--python \S+ )?"\$\{locked\[@\]\}"', script)) == 4
+    assert len(re.findall(r"-m pip ", script)) == 6, "the others are pip --version and pip config list"
+    assert len(re.findall(r"bin/uv\S* pip install .*--require-hashes", script)) == 1
     for command in re.findall(r"(?m)^cargo .*", (ROOT / "candle-flash-rocm/check.sh").read_text(encoding="utf-8")):
         assert "--locked" in command or command.startswith("cargo fmt"), command
 
