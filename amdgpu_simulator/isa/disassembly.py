@@ -107,7 +107,7 @@ def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dic
         file.write(image)
         file.flush()
         options = ["--disassemble", "--symbolize-operands", "--no-show-raw-insn", "--no-leading-addr", file.name]
-        done = subprocess.run([*_objdump(), *options], capture_output=True, text=True, check=True)
+        done = subprocess.run([*objdump(), *options], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     start = lines.index(f"<{symbol}>:")
     instructions: list[tuple[Instruction, ...]] = []
@@ -121,7 +121,7 @@ def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dic
 
 
 @functools.cache
-def _objdump() -> tuple[str, ...]:
+def objdump() -> tuple[str, ...]:
     """The command prefix that runs llvm-objdump. Raises debian.UnavailableError."""
     root = debian.unpack(_PACKAGE, CACHE)
     (program,) = root.glob("usr/lib/llvm-*/bin/llvm-objdump")

