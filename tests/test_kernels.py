@@ -203,7 +203,7 @@ def test_a_kernel_is_recompiled_if_its_sources_change(
 
     def keys() -> dict[str, str]:
         read_anew()
-        return {unit.name: unit.key for unit in units.find(["gfx942"])}
+        return {unit.name: unit.key for name in (*others, same) for unit in units.find(["gfx942"], only=name)}
 
     before = keys()
     monkeypatch.setattr(sources, "FLASH_ATTN_SRC", tmp_path)
@@ -238,10 +238,11 @@ def test_a_kernel_is_compiled_again_where_the_launcher_spells_a_type_differently
     assert not keys() & before
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_the_shards_are_a_partition_of_the_whole(count: int) -> None:
-    whole = units.find(["gfx90a", "gfx942"])
-    shards = [units.find(["gfx90a", "gfx942"], shard=(index, count)) for index in range(1, count + 1)]
+@pytest.mark.parametrize(("count", "only"), [(1, None), *((count, "*-bf16-d64*") for count in (2, 3, 7))])
+def test_the_shards_are_a_partition_of_the_whole(count: int, only: str | None) -> None:
+    targets = ["gfx90a", "gfx942"]
+    whole = units.find(targets, only=only)
+    shards = [units.find(targets, only=only, shard=(index, count)) for index in range(1, count + 1)]
     assert sorted(unit.key for shard in shards for unit in shard) == sorted(unit.key for unit in whole)
     assert len({unit.key for unit in whole}) == len(whole)
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
