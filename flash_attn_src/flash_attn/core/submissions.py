@@ -36,19 +36,29 @@ class Submissions:
         self.seconds, self._gpu = seconds, gpu
         self._accounts: dict[int, _Account] = {}
 
-    def launch(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
-        """Launches the pieces of a call, which take so many seconds in all. Submits what the stream holds back before a
-        call with which it takes too long, and each piece of a call that takes too long by itself."""
+    def launch(
+        self, kernel: Kernel, name: str, grid: Grid, tensors: Tensors, numbers: Sequence[int | float], seconds: float
+    ) -> None:
+        """Launches a call, which takes so many seconds. Submits what the stream holds back before a call with which it
+        takes too long."""
         queue = self._gpu.queue()
         account = self._accounts.get(queue) or self._open(queue)
         with account.lock:
             if account.seconds + seconds > self.seconds:
                 self._submit(account, queue, name)
             account.seconds += seconds
+            kernel.launch(grid, tensors, numbers)
+
+    def launch_pieces(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
+        """Launches the pieces of a call that takes too long, and submits each alone."""
+        queue = self._gpu.queue()
+        account = self._accounts.get(queue) or self._open(queue)
+        with account.lock:
+            self._submit(account, queue, name)
+            account.seconds += seconds
             for piece in pieces:
                 kernel.launch(*piece)
-                if seconds > self.seconds:
-                    self._submit(account, queue, name)
+                self._submit(account, queue, name)
 
     def _submit(self, account: _Account, queue: int, name: str) -> None:
         """Submits what the stream holds back. A graph cannot be submitted in parts: warns once."""

@@ -60,16 +60,19 @@ class WatchedKernel:
         """See `protocol.Kernel.launch`."""
         known = self._estimates.get(id(numbers))
         size = known[1] if known is not None and known[0] is numbers else self.programs_within(numbers)
-        counted, is_whole = self._counted, grid[0] <= size
-        if is_whole and counted is None:
-            self._kernel.launch(grid, tensors, numbers)
+        kernel, name, counted = self._kernel, self._function, self._counted
+        if grid[0] <= size:
+            if counted is None:
+                kernel.launch(grid, tensors, numbers)
+            else:
+                counted.launch(kernel, name, grid, tensors, numbers, self._seconds * grid[0] / size)
             return
-        pieces = ((grid, tensors, numbers),) if is_whole else self._pieces(grid, tensors, numbers, size)
+        pieces = self._pieces(grid, tensors, numbers, size)
         if counted is not None:
-            counted.launch(self._kernel, self._function, pieces, self._seconds * grid[0] / size)
+            counted.launch_pieces(kernel, name, pieces, self._seconds * grid[0] / size)
             return
         for piece in pieces:
-            self._kernel.launch(*piece)
+            kernel.launch(*piece)
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
         """How many programs a launch may have."""
