@@ -112,8 +112,9 @@ def block_sparse_sage2_attn_cuda(
 ) -> _Result:
     """Attention over the blocks of a mask. Inputs and outputs as in spas_sage2_attn_meansim_topk_cuda.
 
-    mask_id (1 or batch, 1 or heads, ceil(seqlen_q / 128), ceil(seqlen_k / 64)), bool or numbers: a block is visible
-    where it is not 0. Pass it as bool, which is not copied.
+    mask_id (1 or batch, 1 or heads, ceil(seqlen_q / 128), ceil(seqlen_k / 64)), or of blocks of 64 queries and 128
+    keys, as programs make for "sm90", which MI200 is to them: bool or numbers, a block is visible where it is not 0.
+    Pass it as bool, which is not copied.
     smooth_k: attention does not depend on the mean key, so that it changes nothing. return_sparsity: the share of zeros
     in mask_id.
 
@@ -126,16 +127,17 @@ def block_sparse_sage2_attn_cuda(
     check_strided("mask_id", mask_id)  # type: ignore[arg-type]
     assert mask_id is not None
     seen = mask_id if mask_id.dtype is torch.bool else mask_id != 0
-    blocks = (-(-call.q.shape[1] // BLOCK_SIZE[0]), -(-call.k.shape[1] // BLOCK_SIZE[1]))
     sizes = (call.q.shape[0], call.q.shape[2])
-    if seen.dim() != 4 or seen.shape[2:] != blocks or any(seen.shape[i] not in (1, sizes[i]) for i in (0, 1)):
+    grids = {(m, n): (-(-call.q.shape[1] // m), -(-call.k.shape[1] // n)) for m, n in (BLOCK_SIZE, BLOCK_SIZE[::-1])}
+    block = next((block for block, grid in grids.items() if seen.shape[2:] == grid), None)
+    if block is None or seen.dim() != 4 or any(seen.shape[i] not in (1, sizes[i]) for i in (0, 1)):
+        known = ", or ".join(f"{x}, {y} for blocks of {m} queries and {n} keys" for (m, n), (x, y) in grids.items())
         raise ValueError(
-            f"mask_id: got shape {tuple(mask_id.shape)}, wanted (1 or {sizes[0]}, 1 or {sizes[1]}, {blocks[0]}, "
-            f"{blocks[1]}): blocks of {BLOCK_SIZE[0]} queries and {BLOCK_SIZE[1]} keys"
+            f"mask_id: got shape {tuple(seen.shape)}, wanted (1 or {sizes[0]}, 1 or {sizes[1]}, and {known})"
         )
     if seen.device != q.device:
         raise ValueError(f"mask_id: got it on {seen.device}, wanted {q.device} as q has")
-    return _attend(call, BlockMask(seen, BLOCK_SIZE), return_sparsity)
+    return _attend(call, BlockMask(seen, block), return_sparsity)
 
 
 def get_cuda_arch_versions() -> list[str]:
@@ -209,5 +211,5 @@ def _attend(call: _Call, mask: BlockMask, return_sparsity: bool) -> _Result:
     if not return_sparsity:
         return out
     lengths = (call.q.shape[1], call.k.shape[1])
-    reached = blocks_reached(*lengths, BLOCK_SIZE, call.is_causal, call.q.device)
+    reached = blocks_reached(*lengths, mask.block_size, call.is_causal, call.q.device)
     return out, 1.0 - float((mask.seen & reached).sum() / reached.expand_as(mask.seen).sum())

@@ -39,8 +39,7 @@ class Submissions:
     def launch(
         self, kernel: Kernel, name: str, grid: Grid, tensors: Tensors, numbers: Sequence[int | float], seconds: float
     ) -> None:
-        """Launches a call, which takes so many seconds. Submits what the stream holds back before a call with which it
-        takes too long."""
+        """Launches a call of so many seconds. Where the stream then held back too many, it is submitted before."""
         queue = self._gpu.queue()
         account = self._accounts.get(queue) or self._open(queue)
         with account.lock:
@@ -49,7 +48,7 @@ class Submissions:
             account.seconds += seconds
             kernel.launch(grid, tensors, numbers)
 
-    def launch_pieces(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
+    def launch_apart(self, kernel: Kernel, name: str, pieces: Iterable[Piece], seconds: float) -> None:
         """Launches the pieces of a call that takes too long, and submits each alone."""
         queue = self._gpu.queue()
         account = self._accounts.get(queue) or self._open(queue)

@@ -66,13 +66,12 @@ class WatchedKernel:
                 kernel.launch(grid, tensors, numbers)
             else:
                 counted.launch(kernel, name, grid, tensors, numbers, self._seconds * grid[0] / size)
-            return
-        pieces = self._pieces(grid, tensors, numbers, size)
-        if counted is not None:
-            counted.launch_pieces(kernel, name, pieces, self._seconds * grid[0] / size)
-            return
-        for piece in pieces:
-            kernel.launch(*piece)
+        elif counted is None:
+            for piece in self._pieces(grid, tensors, numbers, size):
+                kernel.launch(*piece)
+        else:
+            pieces = self._pieces(grid, tensors, numbers, size)
+            counted.launch_apart(kernel, name, pieces, self._seconds * grid[0] / size)
 
     def programs_within(self, numbers: Sequence[int | float]) -> int:
         """How many programs a launch may have."""

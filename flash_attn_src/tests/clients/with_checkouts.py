@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import itertools
 import logging
 import os
 import sys
@@ -250,18 +251,20 @@ def radialattn(directory: Path) -> None:
         importlib.import_module("comfy.ldm.modules.attention").optimized_attention = None
     package("radialattn", directory)
     nodes, masks = (importlib.import_module(f"radialattn.{name}") for name in ("nodes", "attn_mask"))
-    masks._cuda_archs = {None: "sm103", 0: "sm103"}  # as torch for ROCm names gfx1030
     frames, tokens, heads = 6, 256, 2
     q, k, v = (x.detach().bfloat16() for x in draw(1, frames * tokens, heads * 64))
-    for size in (64, 128):
+    shape = frames * tokens, heads, 64
+    # As torch for ROCm names a gfx1030, and an MI200, for which the masks are made as for an H100.
+    for size, arch in itertools.product((64, 128), ("sm103", "sm90")):
+        masks._cuda_archs = {None: arch, 0: arch}
         got = nodes.get_radial_attn_func(frames * tokens, frames, size, 0.2, False)(q, k, v, heads)
-        shape = frames * tokens, heads, 64
         blocks = masks.queryLogMask(frames * tokens, frames, shape, q.device, "radial", size, 0.2, "wan")
-        if size == 64:  # a block has 128 queries
-            blocks = blocks.unflatten(0, (-1, 2)).any(1).repeat_interleave(2, 0)
+        if size == 64:  # two blocks of queries, or of keys, are one
+            axis = int(arch == "sm90")
+            blocks = blocks.unflatten(axis, (-1, 2)).any(axis + 1).repeat_interleave(2, axis)
         assert 0 < blocks.float().mean() < 1
         expected = masked(*(x.unflatten(-1, (heads, 64)) for x in (q, k, v)), blocks[None, None], size).flatten(2)
-        close(f"RadialAttn, Wan, blocks of {size}", got, expected)
+        close(f"RadialAttn, Wan, blocks of {size}, {arch}", got, expected)
 
 
 RING = [24, 16]
