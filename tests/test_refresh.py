@@ -79,12 +79,26 @@ def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts() == before
 
 
-@pytest.mark.parametrize(("said", "status", "good"), [(DIGEST, 0, True), ("sha256:12", 0, False), ("", 1, False)])
+# What buildx prints for an image; until 2026 it ignores `--format "{{.Manifest.Digest}}"`.
+INSPECTED = (
+    """Name:      docker.io/rocm/pytorch:tag
+MediaType: application/vnd.oci.image.index.v1+json
+Digest:    %s
+
+Manifests:
+  Name:      docker.io/rocm/pytorch:tag@sha256:"""
+    + 64 * "1"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "good"), [(INSPECTED % DIGEST, 0, True), (INSPECTED % "sha256:12", 0, False), ("", 1, False)]
+)
 def test_the_digest_comes_from_docker(
     said: str, status: int, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker = tmp_path / "docker"
-    docker.write_text(f'#!/bin/sh\n[ "$6" = "rocm/pytorch:tag" ] && echo "{said}"\nexit {status}\n')
+    docker.write_text(f'#!/bin/sh\n[ "$4" = "rocm/pytorch:tag" ] && echo "{said}"\nexit {status}\n')
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     if good:
@@ -112,5 +126,10 @@ def test_the_releases_come_from_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refresh.releases_of("uv") == ["1.2.3", "1.2.0"]
     assert calls[0][1:5] == ["-m", "pip", "index", "versions"]
     assert calls[0][-3:] == ["--uploaded-prior-to", "P7D", "uv"], "a cooldown for new releases"
+    assert "--python-version=3.10" in calls[0], "triton 3.9 and numpy 2.3 have no release for it"
+    refresh.releases_of("cibuildwheel")
+    assert "--python-version=3.11" in calls[1], "its lock file is for no older one"
+    refresh.releases_of("transformers")
+    assert not any("python-version" in word for word in calls[2]), "no lock file has it"
     with pytest.raises(DataError, match="pip knows no version of nothing: ERROR: No matching"):
         refresh.releases_of("nothing")

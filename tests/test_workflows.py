@@ -382,9 +382,10 @@ def test_run_lines_call_verbs_with_options_that_exist(capsys: pytest.CaptureFixt
 def test_a_pipe_fails_with_its_first_command() -> None:
     """GitHub's default bash has no pipefail unless a step names bash."""
     for name, key, job in jobs():
-        piped = [step["name"] for step in job.get("steps", []) if re.search(r"[^|]\|[^|]", step.get("run", ""))]
-        if piped:
-            assert job.get("defaults", {}).get("run", {}).get("shell") == "bash", f"{name}:{key}: {piped}"
+        default = job.get("defaults", {}).get("run", {}).get("shell")
+        for step in job.get("steps", []):
+            if re.search(r"[^|]\|[^|]", step.get("run", "")):
+                assert step.get("shell", default) == "bash", f"{name}:{key}: {step['name']}"
 
 
 def test_everything_of_a_release_is_of_its_commit() -> None:

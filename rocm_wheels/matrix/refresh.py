@@ -92,8 +92,11 @@ def refreshed(
 
 
 def releases_of(package: str) -> list[str]:
-    """The releases of a package that this Python can install and that are older than the cooldown, as pip sees them."""
+    """The releases of a package, older than the cooldown, for the oldest Python of the lock files that have it."""
+    has = re.compile(rf"{package}[\[=]").match
+    pythons = [lock.python for lock in locks.wanted() if any(map(has, lock.requirements))]
     command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check"]
+    command += [f"--python-version={python}" for python in sorted(pythons)[:1]]
     command += ["--uploaded-prior-to", f"P{locks.COOLDOWN_DAYS}D", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -104,18 +107,18 @@ def releases_of(package: str) -> list[str]:
 
 def image_digest(repository: str, tag: str) -> str:
     """The digest of a tag in its registry, as docker reports it."""
-    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", f"{repository}:{tag}"]
+    command = ["docker", "buildx", "imagetools", "inspect", f"{repository}:{tag}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise MissingTool("there is no docker on PATH to ask for the digests of images", remedy="Install it.") from None
-    digest = done.stdout.strip()
-    if done.returncode != 0 or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+    digest = re.search(r"(?m)^Digest: +(sha256:[0-9a-f]{64})$", done.stdout)
+    if done.returncode != 0 or digest is None:
         raise DataError(
-            f"docker gave no digest of {repository}:{tag}: {done.stderr.strip() or digest}",
+            f"docker gave no digest of {repository}:{tag}: {(done.stderr or done.stdout).strip()}",
             remedy="Install docker's buildx where that is missing, or try again later.",
         )
-    return digest
+    return digest[1]
 
 
 def _pins(text: str) -> Iterator[re.Match[str]]:
