@@ -33,6 +33,13 @@ from pathlib import Path
 from typing import Any
 
 FILES = ("tests/test_flash_attn.py", "tests/test_rotary.py")
+# Of a checkout alone.
+OF_LAYERS = (
+    "tests/ops/test_dropout_layer_norm.py",
+    "tests/ops/test_fused_dense.py",
+    "tests/ops/triton/test_layer_norm.py",
+    "tests/losses/test_cross_entropy.py",
+)
 # S_dmask is laid out as the backend that filled it does.
 OF_BACKEND = {"ck": "tests/test_flash_attn_ck.py", "triton": "tests/test_flash_attn_triton_amd.py"}
 OF_FA3 = ("hopper/test_flash_attn.py",)
@@ -60,7 +67,9 @@ ON_A_GPU_ALONE = {
     "test_flash_attn_race_condition": "takes the memory of a GPU",
     "test_flash_attn_cluster": "repeats a launch a hundred times",
 }
-_TESTS = re.compile(r"[^/]+/(tests/(cute/)?\w+|hopper/(test_\w+|padding)|flash_attn/cute/testing)\.py")
+_TESTS = re.compile(
+    r"[^/]+/(tests/((cute|ops|ops/triton|losses)/)?\w+|hopper/(test_\w+|padding)|flash_attn/cute/testing)\.py"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +256,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         backend = flash_attn.backend_info()["gpu_backend"]
-        chosen = (*FILES, OF_BACKEND[backend], *(OF_FA3 if options.fa3 else ()), *(OF_FA4 if options.fa4 else ()))
+        layers = OF_LAYERS if options.archive.is_dir() else ()
+        chosen = (
+            *FILES,
+            OF_BACKEND[backend],
+            *layers,
+            *(OF_FA3 if options.fa3 else ()),
+            *(OF_FA4 if options.fa4 else ()),
+        )
         jobs, left_out = [], []
         for file in chosen:
             path = root / file

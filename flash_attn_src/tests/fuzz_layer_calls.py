@@ -107,6 +107,14 @@ NORMS = {
             "residual_in_fp32": False, "return_dropout_mask": False,
         },
     ),
+    "dropout_add_rms_norm_subset": (
+        rms_norm.dropout_add_rms_norm_subset,
+        lambda: {
+            "x0": floats(3, 8), "residual": floats(3, 8), "weight": floats(8), "bias": floats(8), "dropout_p": 0.1,
+            "epsilon": 1e-5, "layerscale": floats(8), "rowscale_const": 1.0, "prenorm": False,
+            "residual_in_fp32": False, "return_dropout_mask": False,
+        },
+    ),
     "dropout_add_rms_norm_parallel_residual": (
         rms_norm.dropout_add_rms_norm_parallel_residual,
         lambda: {
@@ -259,6 +267,9 @@ _RIGHT: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {
     (("unpad_input",), "unused_mask"): ("float", "int16", "every second"),
     (("unpad_input_for_concatenated_sequences",), "attention_mask_in_length"): ("int16", "every second"),
     (("rms_norm", "ops.rms_norm.RMSNorm.forward"), "x"): ("one dimension more", "one row more"),
+    (("dropout_add_rms_norm_subset",), "x0"): ("one dimension more",),
+    (("dropout_add_rms_norm_subset",), "residual"): ("one dimension more",),
+    (("dropout_add_rms_norm_subset",), "rowscale_const"): ("negative",),
     (("layer_norm_fn", "rms_norm_fn", "layer_norm_ref", "rms_norm_ref", "dropout_add_rms_norm"), "rowscale"): (
         "one dimension more",
     ),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.ops import layer_norm as ops
+from flash_attn.ops import rms_norm
 from torch.nn import functional
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -58,12 +59,27 @@ def test_rows_of_a_subset() -> None:
     assert_close("z", z, wide)
     expected = functional.layer_norm(wide, (8,), weight, bias, 1e-5)[[1, 3, 4]]
     assert_close("y", y, expected)
-    assert mask.shape == (5, 8)
+    assert mask.shape == x0.shape
+    rms = rms_norm.dropout_add_rms_norm_subset(x0, residual, weight, bias, 0.0, 1e-5, None, of, into, 2.0, 3)
+    assert_close("rms", rms, (functional.rms_norm(wide, (8,), weight, 1e-5) + bias)[[1, 3, 4]])
     for one, other in zip(
         torch.autograd.grad(y.square().sum(), (x0, residual)),
         torch.autograd.grad(expected.square().sum(), (x0, residual)), strict=True,
     ):  # fmt: skip
         assert_close("gradient", one, other)
+
+
+def test_the_mask_of_a_subset_has_the_rows_of_x0() -> None:
+    x0, weight, bias = torch.ones(3, 2, 8), torch.ones(8), torch.zeros(8)
+    of = torch.tensor([[4, 0], [0, 1], [6, 0]])
+    y, z, mask = ops.dropout_add_layer_norm_subset(
+        x0, None, weight, bias, 0.5, 1e-5, x0_subset=of, prenorm=True, return_dropout_mask=True
+    )
+    assert y.shape == z.shape == mask.shape == (3, 2, 8)
+    rows = mask.reshape(6, 8)
+    assert_close("z", z.reshape(6, 8)[[0, 3, 4]], rows[[3, 0, 5]] * 2.0)
+    assert 0 < int(rows[[3, 0, 5]].sum()) < 24
+    assert rows[[1, 2, 4]].all()  # rows that are not taken
 
 
 @pytest.mark.parametrize("tied", [True, False])

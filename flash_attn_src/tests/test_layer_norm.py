@@ -233,7 +233,8 @@ def test_modules() -> None:
     y, z, mask = older.dropout_add_rms_norm(
         x, residual, module.weight, None, 0.0, 1e-3, layerscale=scale, prenorm=True, return_dropout_mask=True
     )
-    assert mask is None
+    assert mask.shape == x.shape
+    assert mask.eq(1).all()
     assert_close("z", z, x * scale + residual)
     assert_close("y", y, module(z))
     assert_close("y", older.DropoutAddRMSNorm(16, p=0.5).eval()(x, residual), older.RMSNorm(16)(x + residual))

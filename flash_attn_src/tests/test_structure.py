@@ -46,7 +46,6 @@ LONG_SIGNATURES = {
     "ranges.py": {"flash_attn_ranges_func"},
     "sdpa/aten.py": {"_backward", "_sdpa_backward"},
     "ops/fused_dense.py": {"__init__"},
-    "ops/layer_norm.py": {"dropout_add_layer_norm_subset"},
     "ops/triton/layer_norm.py": {"layer_norm_fn", "rms_norm_fn"},
 }  # fmt: skip
 
