@@ -261,10 +261,8 @@ def flash_attn_varlen_func(
     (batch, heads, max_seqlen_q, max_seqlen_k). Options and errors: the module's docstring.
     """
     q, k, v = cast(q, k, v)
-    if type(max_seqlen_q) is not int:
-        max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
-    if type(max_seqlen_k) is not int:
-        max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
+    max_seqlen_q = max_seqlen_q if type(max_seqlen_q) is int else as_int("max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = max_seqlen_k if type(max_seqlen_k) is int else as_int("max_seqlen_k", max_seqlen_k)
     options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
     call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
     options.s_aux = s_aux
@@ -330,10 +328,8 @@ def flash_attn_varlen_kvpacked_func(
     check_packed("kv", kv, 4, 2)
     q, kv = cast(q, kv)
     k, v = kv.unbind(-3)
-    if type(max_seqlen_q) is not int:
-        max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
-    if type(max_seqlen_k) is not int:
-        max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
+    max_seqlen_q = max_seqlen_q if type(max_seqlen_q) is int else as_int("max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = max_seqlen_k if type(max_seqlen_k) is int else as_int("max_seqlen_k", max_seqlen_k)
     options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
     call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
     options.s_aux = s_aux

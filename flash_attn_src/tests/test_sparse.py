@@ -168,6 +168,22 @@ def test_bytes_of_lists(target: str | None, has_full: bool, fresh_kernels: None)
     assert torch.equal(seen.cpu(), expected)
 
 
+@pytest.mark.parametrize("target", [None, "gfx942"])
+@pytest.mark.parametrize("factor", [1 << 30, (1 << 33) + 1])
+def test_ids_of_32_bits(target: str | None, factor: int, fresh_kernels: None) -> None:  # noqa: ARG001
+    """Narrow and wide ids beside each other, below 0 too, and ids of queries that no key has."""
+    queries, keys = (
+        torch.randint(-6, most, (2, n), generator=torch.Generator().manual_seed(n)).to(DEVICE)
+        for most, n in ((9, 70), (6, 131))
+    )
+    queries, keys = (torch.where(x % 2 == 0, x * factor, x) for x in (queries, keys))
+    with gpu.pretend(target) if target else contextlib.nullcontext():
+        of_query, of_key = lists.narrow_ids(queries, keys), lists.narrow_ids(keys, keys)
+    assert of_query.dtype == of_key.dtype == torch.int32
+    assert torch.equal(of_query[:, :, None] == of_key[:, None], queries[:, :, None] == keys[:, None])
+    assert torch.equal(of_key[:, :, None] == of_key[:, None], keys[:, :, None] == keys[:, None])
+
+
 def _write(x: torch.Tensor, y: torch.Tensor) -> None:
     """Changes the content of x and no version of it, as a kernel or a collective does."""
     x.data.copy_(y)

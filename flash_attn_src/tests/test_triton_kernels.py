@@ -137,7 +137,7 @@ def test_the_kernel_of_a_pair_of_head_dims(pair: tuple[int, int], served: tuple[
 def test_the_list_of_ahead_of_time_kernels() -> None:
     small = ("fp16", "bf16")
     expected = dict.fromkeys(OPERATIONS, (*small, "fp32"))
-    expected |= dict.fromkeys(("sparse-lists", "block-lists", "probe"), ("fp16",))
+    expected |= dict.fromkeys(("sparse-lists", "block-lists", "narrow-ids", "probe"), ("fp16",))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
     expected |= dict.fromkeys(
         [op for op in expected if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small

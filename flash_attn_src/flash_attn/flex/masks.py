@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flash_attn.attention.backends.triton.sparse import narrow_ids
 from flash_attn.call.block_mask import BlockMask
 from flash_attn.call.mask import pack_bits
 from flash_attn.flex.edges import Edge, Extreme, Quotient, UnboundedError
@@ -152,21 +153,25 @@ def _ids(pairs: list[_Pair]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         return None, None
     of_query, of_key = pairs[0]
     if len(pairs) > 1 or of_query.dtype not in _SMALL or of_key.dtype not in _SMALL:
-        of_query, of_key = reduce(_joined, map(_ranked, pairs))
+        of_query, of_key = reduce(_joined, map(_narrowed, pairs))
     return of_query.int().contiguous(), of_key.int().contiguous()
 
 
-def _ranked(pair: _Pair) -> _Pair:
-    """Small numbers in place of ids: how many keys have a lower id, or -1 for the id of no key."""
+def _narrowed(pair: _Pair) -> _Pair:
+    """int32 ids in place of ids, from -(2 ** 30) on."""
     batch = max(x.shape[0] for x in pair)
     of_query, of_key = (x.long().expand(batch, -1).contiguous() for x in pair)
-    ordered = of_key.sort(-1).values
-    rank = torch.searchsorted(ordered, of_query).clamp_max(ordered.shape[-1] - 1)
-    return torch.where(ordered.gather(-1, rank) == of_query, rank, -1), torch.searchsorted(ordered, of_key)
+    if of_key.is_cuda:
+        return narrow_ids(of_query, of_key), narrow_ids(of_key, of_key)
+    places = torch.cat((of_query, of_key), 1).unique(return_inverse=True)[1].int()
+    return places[:, : of_query.shape[1]], places[:, of_query.shape[1] :]
 
 
 def _joined(first: _Pair, second: _Pair) -> _Pair:
-    keys = first[1].shape[-1]
-    is_no_key = (first[0] < 0) | (second[0] < 0)
-    of_query = torch.where(is_no_key, -1, first[0] * keys + second[0])
-    return _ranked((of_query, first[1] * keys + second[1]))
+    """Ids that are equal where both are; those of 15 bits stay narrow."""
+
+    def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        wide = ((a.long() + (1 << 31)) << 32) | (b.long() & 0xFFFFFFFF)
+        return torch.where((a | b) >> 15 == 0, (a << 15) | b, wide)
+
+    return _narrowed((both(first[0], second[0]), both(first[1], second[1])))

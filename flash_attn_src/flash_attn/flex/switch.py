@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -173,9 +173,7 @@ class ActiveFlex:
         self.on()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.off()
 
 

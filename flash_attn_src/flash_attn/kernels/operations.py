@@ -197,6 +197,13 @@ _BLOCK_LISTS = replace(
     function="mark_blocks",
     types={"*i32": "counts indices full_counts full_indices", "*u8": "seen"},
 )
+_NARROW_IDS = replace(
+    _SPARSE_LISTS,
+    name="narrow-ids",
+    module="narrow_ids",
+    function="narrow_ids",
+    types={"*i32": "narrow", "*i64": "ids keys"},
+)
 # Microbenchmarks: `plain` is one wave, `wide` has four.
 _PROBE = Operation(
     name="probe",
@@ -446,6 +453,7 @@ OPERATIONS: dict[str, Operation] = {
         *map(_for_blocks, (_FORWARD, _BACKWARD_DKDV, _BACKWARD_DQ)),
         _SPARSE_LISTS,
         _BLOCK_LISTS,
+        _NARROW_IDS,
         _PROBE,
         _BACKWARD_BIAS,
         _BACKWARD_DIAGONALS,

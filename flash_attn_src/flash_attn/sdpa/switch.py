@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from torch.compiler import is_compiling
 
 from flash_attn.sdpa.override import end, serve, serve_in_graph
@@ -42,9 +40,7 @@ class Active:
         self.on()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.off()
 
 

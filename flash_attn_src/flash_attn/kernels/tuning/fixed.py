@@ -13,6 +13,7 @@ CONFIGS: dict[tuple[str, str], C] = {
     ("bwd-norms", "plain"): C(128, 0, 4),
     ("sparse-lists", "plain"): C(0, 64, 1),
     ("block-lists", "plain"): C(0, 64, 1),
+    ("narrow-ids", "plain"): C(0, 64, 1),
     ("probe", "plain"): C(16, 0, 1),
     ("probe", "wide"): C(32, 0, 4),
     ("append", "plain"): C(16, 0, 4),

@@ -10,15 +10,7 @@ from flash_attn.call.arguments import check_tables
 from flash_attn.call.calls import CacheCall
 from flash_attn.core.arguments import Value
 from flash_attn.core.protocol import launch
-from flash_attn.kernels.flags import (
-    HAS_CACHE_BATCH_IDX,
-    HAS_CU_SEQLENS_K,
-    HAS_CU_SEQLENS_Q,
-    HAS_ROTARY_SEQLENS,
-    HAS_SEQUSED_K,
-    ROTARY_INTERLEAVED,
-    ROTARY_MOVES,
-)
+from flash_attn.kernels import flags as bits
 from flash_attn.kernels.variants import bucket
 
 
@@ -37,12 +29,12 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     k, k_strides = rows(k, vec)
     v, v_strides = rows(v, vec)
     flags = (
-        (HAS_CU_SEQLENS_Q if call.cu_seqlens_q is not None else 0)
-        | (HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
-        | (HAS_SEQUSED_K if lengths is not None else 0)
-        | (HAS_CACHE_BATCH_IDX if call.cache_batch_idx is not None else 0)
-        | (ROTARY_INTERLEAVED if call.rotary_interleaved else 0)
-        | (ROTARY_MOVES if call.rotates_each_query else 0)
+        (bits.HAS_CU_SEQLENS_Q if call.cu_seqlens_q is not None else 0)
+        | (bits.HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
+        | (bits.HAS_SEQUSED_K if lengths is not None else 0)
+        | (bits.HAS_CACHE_BATCH_IDX if call.cache_batch_idx is not None else 0)
+        | (bits.ROTARY_INTERLEAVED if call.rotary_interleaved else 0)
+        | (bits.ROTARY_MOVES if call.rotates_each_query else 0)
     )
     kernel = find_one("append", q.get_device(), q.dtype, head_dim)
     turned, q_blocks, half, places, table_row = q, 0, 0, 0, 0
@@ -51,7 +43,7 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         places, half = rotary_cos.shape
         table_row = half
         if call.rotary_seqlens is not None:
-            flags |= HAS_ROTARY_SEQLENS
+            flags |= bits.HAS_ROTARY_SEQLENS
         turned = torch.empty_like(q)
         if call.cu_seqlens_q is not None:  # the kernel takes no rows beyond max_seqlen_q
             turned.fill_(float("nan"))

@@ -25,17 +25,8 @@ from flash_attn.call.options import layout, plan_key
 from flash_attn.core import device
 from flash_attn.core.arguments import Value, Values
 from flash_attn.core.device import Grid, Kernel, Tensors
+from flash_attn.kernels import flags as bits
 from flash_attn.kernels import planning
-from flash_attn.kernels.flags import (
-    HAS_BLOCK_TABLE,
-    HAS_CU_SEQLENS_K,
-    HAS_CU_SEQLENS_Q,
-    HAS_DESCALE,
-    HAS_LEFTPAD_K,
-    HAS_SEQUSED_K,
-    QUERY_HAS_16_BITS,
-    QUERY_IS_FP16,
-)
 from flash_attn.kernels.splits import profitable_splits
 from flash_attn.kernels.variants import bucket
 
@@ -134,17 +125,17 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
     lse, lse_b, lse_h = lse_of(call)
     flags = head_flags_of(options) | (
-        (HAS_CU_SEQLENS_Q if cu_seqlens_q is not None else 0)
-        | (HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
-        | (HAS_SEQUSED_K if lengths is not None else 0)
-        | (HAS_LEFTPAD_K if call.cache_leftpad is not None else 0)
+        (bits.HAS_CU_SEQLENS_Q if cu_seqlens_q is not None else 0)
+        | (bits.HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
+        | (bits.HAS_SEQUSED_K if lengths is not None else 0)
+        | (bits.HAS_LEFTPAD_K if call.cache_leftpad is not None else 0)
     )
     group = nheads // nheads_k
     m_rows = max(seqlen_q, min(q.shape[0], 1)) * group
     kernel, table, page_size = _kernel(call, m_rows)
     table_stride = 0
     if table is not None:
-        flags |= HAS_BLOCK_TABLE
+        flags |= bits.HAS_BLOCK_TABLE
         table_stride = table_stride_of(table)
     limits = planning.SPLIT_KV
     unit = limits.page_unit if page_size % limits.page_unit == 0 else 1
@@ -174,12 +165,12 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     result, out_strides = rows(result, vec)
     q_descale = k_descale = v_descale = lse
     if call.descales is not None:
-        flags |= HAS_DESCALE
+        flags |= bits.HAS_DESCALE
         q_descale, k_descale, v_descale = (descale.contiguous() for descale in call.descales)
         if q.element_size() > 1:
-            flags |= QUERY_HAS_16_BITS | (QUERY_IS_FP16 if q.dtype is torch.float16 else 0)
+            flags |= bits.QUERY_HAS_16_BITS | (bits.QUERY_IS_FP16 if q.dtype is torch.float16 else 0)
     s_aux = options.s_aux
-    if s_aux is not None and flags & QUERY_IS_FP16:  # the kernel knows no result but bf16 and takes fp32, too
+    if s_aux is not None and flags & bits.QUERY_IS_FP16:  # the kernel knows no result but bf16 and takes fp32, too
         s_aux = s_aux.float()
     sinks, sink_flags = sinks_of(s_aux, result.dtype)
     if cu_seqlens_q is not None:  # no program writes rows outside of every sequence

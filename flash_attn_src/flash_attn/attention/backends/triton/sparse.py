@@ -84,6 +84,15 @@ def mark_blocks(
     return seen
 
 
+def narrow_ids(ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """int32 ids that are equal where ids and keys are, int64 (batch, seqlen) both: see `kernels.narrow_ids`."""
+    kernel = find_one("narrow-ids", ids.get_device(), torch.float16, 64)
+    values: dict[str, Value] = {"ids": ids, "keys": keys, "seqlen_q": ids.shape[1], "seqlen_k": keys.shape[1]}
+    narrow = torch.empty_like(ids, dtype=torch.int32)
+    launch(kernel, (-(-ids.shape[1] // kernel.block_n) * ids.shape[0], 1, 1), {**values, "narrow": narrow})
+    return narrow
+
+
 def _strides(x: torch.Tensor | None, axes: int) -> tuple[int, ...]:
     """Elements from one to the next, of the first axes of a contiguous tensor; 0 for an axis that all share."""
     if x is None:
