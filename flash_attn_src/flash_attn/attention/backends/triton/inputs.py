@@ -10,16 +10,8 @@ import torch
 from flash_attn.call.calls import AttentionCall, CacheCall, replace
 from flash_attn.call.options import Options
 from flash_attn.core.arguments import Value
-from flash_attn.kernels.flags import (
-    HAS_CU_SEQLENS_K,
-    HAS_CU_SEQLENS_Q,
-    HAS_LEFTPAD_K,
-    HAS_SEQUSED_K,
-    HAS_SINKS,
-    MAX_ROW_STRIDE,
-    OPEN_WINDOW,
-    SINKS_LIKE_OUT,
-)
+from flash_attn.kernels import flags as bits
+from flash_attn.kernels.flags import MAX_ROW_STRIDE, OPEN_WINDOW
 from flash_attn.kernels.modifiers import PER_HEAD
 
 DTYPES: dict[torch.dtype, str] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -154,10 +146,10 @@ def window_of(call: AttentionCall | CacheCall) -> tuple[int, int]:
 def flags_of(call: AttentionCall) -> int:
     """Flags that say which optional pointers are not null."""
     return (
-        (HAS_CU_SEQLENS_Q if call.cu_seqlens_q is not None else 0)
-        | (HAS_CU_SEQLENS_K if call.cu_seqlens_k is not None else 0)
-        | (HAS_SEQUSED_K if call.seqused_k is not None else 0)
-        | (HAS_LEFTPAD_K if call.leftpad_k is not None else 0)
+        (bits.HAS_CU_SEQLENS_Q if call.cu_seqlens_q is not None else 0)
+        | (bits.HAS_CU_SEQLENS_K if call.cu_seqlens_k is not None else 0)
+        | (bits.HAS_SEQUSED_K if call.seqused_k is not None else 0)
+        | (bits.HAS_LEFTPAD_K if call.leftpad_k is not None else 0)
         | head_flags_of(call.options)
     )
 
@@ -209,8 +201,8 @@ def sinks_of(s_aux: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tens
     if s_aux is None:
         return None, 0
     if s_aux.dtype is dtype:
-        return s_aux.contiguous(), HAS_SINKS | SINKS_LIKE_OUT
-    return s_aux.to(torch.float32).contiguous(), HAS_SINKS
+        return s_aux.contiguous(), bits.HAS_SINKS | bits.SINKS_LIKE_OUT
+    return s_aux.to(torch.float32).contiguous(), bits.HAS_SINKS
 
 
 def pages_of(call: AttentionCall) -> dict[str, Value]:
