@@ -295,8 +295,7 @@ def flash_attn_varlen_qkvpacked_func(
     check_packed("qkv", qkv, 4, 3)
     (qkv,) = cast(qkv)
     q, k, v = qkv.unbind(-3)
-    if type(max_seqlen) is not int:
-        max_seqlen = as_int("max_seqlen", max_seqlen)
+    max_seqlen = max_seqlen if type(max_seqlen) is int else as_int("max_seqlen", max_seqlen)
     options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
     call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
     options.s_aux = s_aux

@@ -41,8 +41,4 @@ def create(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _from(mask_mod: Callable[..., Any], start: int) -> Callable[..., Any]:
     """The mask_mod of the queries from `start` on."""
-
-    def of_part(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return mask_mod(b, h, q_idx + start, kv_idx)
-
-    return of_part
+    return lambda b, h, q_idx, kv_idx: mask_mod(b, h, q_idx + start, kv_idx)

@@ -18,7 +18,6 @@ from rocm_wheels.compile.check.instructions import Instruction, Kernel
 RULE = "GFX12: SGPR read by VALU, written again, read without s_wait_alu (LLVM pull requests 100067, 118750)"
 
 _EVEN = sum(1 << isa.SCALARS + number for number in range(0, 108, 2))
-_SGPRS = isa.SGPRS & ~isa.VCC
 
 
 # Pairs of registers that a VALU has read, and the registers of these pairs that SALU and VALU have written since.
