@@ -22,7 +22,7 @@ COOLDOWN_DAYS = 7
 COMMAND = "python -m rocm_wheels lock"
 DIRECTORY = ROOT / "locks"
 WHEEL_TESTS = "wheel_tests/requirements.txt"
-_OLDEST = "3.10"
+OLDEST = "3.10"
 # Groups with packages that have no release for Python 3.10. build_rocm.sh has the same list.
 _NEWER = dict.fromkeys(("benchmarks", "cibuildwheel", "test"), "3.11")
 
@@ -44,13 +44,13 @@ class Lock:
 
 def wanted() -> Iterator[Lock]:
     """All lock files: of pip, of the wheel tests, and of each dependency group."""
-    yield Lock(name="pip", requirements=(f"pip=={versions.load().build.pip}",), python=_OLDEST)
+    yield Lock(name="pip", requirements=(f"pip=={versions.load().build.pip}",), python=OLDEST)
     lines = (ROOT / WHEEL_TESTS).read_text(encoding="utf-8").splitlines()
-    yield Lock(name="wheel_tests", requirements=tuple(filter(None, lines)), python=_OLDEST)
+    yield Lock(name="wheel_tests", requirements=tuple(filter(None, lines)), python=OLDEST)
     pyproject = tables.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"), "pyproject.toml")
     groups = cast("Groups", pyproject["dependency-groups"])
     for name in groups:
-        yield Lock(name=name, requirements=_flat(groups, name), python=_NEWER.get(name, _OLDEST))
+        yield Lock(name=name, requirements=_flat(groups, name), python=_NEWER.get(name, OLDEST))
 
 
 def write(*, today: datetime.date) -> list[str]:

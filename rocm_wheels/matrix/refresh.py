@@ -46,7 +46,7 @@ def run(*, dry_run: bool = False) -> list[str]:
 
 
 def refreshed(
-    texts: dict[str, str], *, releases: Callable[[str], list[str]], digest: Callable[[str, str], str]
+    texts: dict[str, str], *, releases: Callable[[str, str], list[str]], digest: Callable[[str, str], str]
 ) -> tuple[dict[str, str], list[str]]:
     """The texts with new pins, and a line for each change.
 
@@ -55,17 +55,17 @@ def refreshed(
     version.
     """
     changes: dict[str, None] = {}
-    known: dict[str, list[Version]] = {}
+    known: dict[tuple[str, str], list[Version]] = {}
     pinned: dict[str, set[str]] = {}
     for text in texts.values():
         for match in _pins(text):
             pinned.setdefault(match["name"], set()).add(match["version"])
 
     def version(name: str, old: str) -> str:
-        if name not in known:
-            known[name] = [Version(release) for release in releases(name)]
+        if (name, old) not in known:
+            known[name, old] = [Version(release) for release in releases(name, old)]
         several, now = len(pinned[name]) > 1, Version(old)
-        newer = [each for each in known[name] if each > now and (each.major == now.major or not several)]
+        newer = [each for each in known[name, old] if each > now and (each.major == now.major or not several)]
         if newer:
             changes[f"{name} {old} -> {max(newer)}"] = None
         return str(max(newer)) if newer else old
@@ -91,17 +91,19 @@ def refreshed(
     return fresh, list(changes)
 
 
-def releases_of(package: str) -> list[str]:
-    """The releases of a package, older than the cooldown, for the oldest Python of the lock files that have it."""
-    has = re.compile(rf"{package}[\[=]").match
-    pythons = [lock.python for lock in locks.wanted() if any(map(has, lock.requirements))]
-    command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check"]
-    command += [f"--python-version={python}" for python in sorted(pythons)[:1]]
-    command += ["--uploaded-prior-to", f"P{locks.COOLDOWN_DAYS}D", package]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+def releases_of(package: str, pinned: str) -> list[str]:
+    """The releases of a package that are older than the cooldown, as pip sees them for the oldest Python, or for this
+    one where the oldest cannot have the pinned release."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check", package]
+    command += ["--uploaded-prior-to", f"P{locks.COOLDOWN_DAYS}D"]
+    releases: list[str] = []
+    for python in ([f"--python-version={locks.OLDEST}"], []):
+        done = subprocess.run([*command, *python], capture_output=True, text=True, check=False)
+        releases = json.loads(done.stdout)["versions"] if done.returncode == 0 else []
+        if pinned in releases:
+            break
+    if not releases:
         raise DataError(f"pip knows no version of {package}: {done.stderr.strip()}", remedy="Try again later.")
-    releases: list[str] = json.loads(done.stdout)["versions"]
     return releases
 
 
