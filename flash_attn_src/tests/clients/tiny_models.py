@@ -104,10 +104,14 @@ def written(name: str, folder: Path, has_fp8_cache: bool = False, repeats: bool 
     ]
 
 
-def prompts() -> list[list[int]]:
-    """Prompts shorter and longer than 64 tokens, one that repeats itself, and two with one prefix of 96."""
+def prompts(is_many: bool = False) -> list[list[int]]:
+    """Prompts shorter and longer than 64 tokens, one that repeats itself, and two with one prefix of 96; or 16 of
+    lengths around pages and chunks."""
     draw = torch.Generator().manual_seed(1)
-    drawn = [torch.randint(3, VOCABULARY, (length,), generator=draw).tolist() for length in (7, 40, 90, 3, 96)]
+    lengths = (1, 2, 15, 16, 17, 18, 31, 33, 34, 35, 47, 63, 64, 65, 128, 150) if is_many else (7, 40, 90, 3, 96)
+    drawn = [torch.randint(3, VOCABULARY, (length,), generator=draw).tolist() for length in lengths]
+    if is_many:
+        return drawn
     prefix = drawn.pop()
     return [*drawn, drawn[0] * 3, [*prefix, 5, 6, 7], [*prefix, 9]]
 

@@ -5,9 +5,9 @@
 The engine is SGLang's own, as its server starts it: a process that schedules and runs the model, chunked prefill (64
 tokens a step), the prefix cache, and the processes beside it. They are forks of this one. A case is a model and
 options: `page64` for the page size, `mixed` for steps with prefill and decoding, `graph` for decoding by SGLang's own
-graph runner over a tape (`sglang_graphs.py`), `http` for SGLang's server with requests over HTTP (`sglang_server.py`),
-`standalone` for speculative decoding, which is refused. Without arguments all of CASES run. SGLang itself refuses a
-pool in FP8 on a CPU without AMX.
+graph runner over a tape (`sglang_graphs.py`), `many` for 16 requests at once by chunks of 17 tokens, `http` for
+SGLang's server with requests over HTTP (`sglang_server.py`), `standalone` for speculative decoding, which is refused.
+Without arguments all of CASES run. SGLang itself refuses a pool in FP8 on a CPU without AMX.
 
 The environment has SGLang's files (`releases.py` unpacks them), what they import, torch and transformers, and the
 plug-in installed. SGLang's compiled operator for a CPU that this needs is written here in PyTorch.
@@ -36,9 +36,10 @@ import tiny_models
 import torch
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    **{f"page{size}": {"page_size": size} for size in (1, 16, 32, 64, 128)},
+    **{f"page{size}": {"page_size": size, "chunked_prefill_size": max(64, size)} for size in (1, 16, 32, 64, 128)},
     "mixed": {"enable_mixed_chunk": True},
     "graph": {},
+    "many": {"chunked_prefill_size": 17, "max_running_requests": 16},
     "http": {},
     "standalone": {
         "speculative_algorithm": "STANDALONE",
@@ -53,8 +54,8 @@ REFUSED = {
     "llama:standalone": "speculative decoding",
 }
 CASES = [
-    "llama", "llama:page16", "llama:page64", "llama:page128", "llama:mixed", "llama:graph", "llama:graph:page64",
-    "llama:http:page16",
+    "llama", "llama:page16", "llama:page64", "llama:page128", "llama:mixed", "llama:many", "llama:graph",
+    "llama:graph:page64", "llama:http:page16",
     "qwen3", "qwen3_moe", "qwen3_moe:graph", "gemma3_text", "gemma3_text:graph", *REFUSED,
 ]  # fmt: skip
 TOLERANCE = 0.01  # the constant
@@ -139,7 +140,7 @@ def run(case: str, refusals: Path) -> tuple[float, float, dict[str, int]]:
     worst, worst_narrow, cached = 0.0, 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         right, narrow = tiny_models.written(name, Path(folder))
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, Any] = {"chunked_prefill_size": 64, "max_running_requests": 8}
         for option in options:
             arguments |= OPTIONS[option]
         if "standalone" in options:
@@ -148,15 +149,13 @@ def run(case: str, refusals: Path) -> tuple[float, float, dict[str, int]]:
             arguments["skip_tokenizer_init"] = True
         engine = (sglang_server.Server if "http" in options else sglang.Engine)(
             model_path=folder, device="cpu", attention_backend="flash_rocm", dtype="bfloat16", max_total_tokens=2048,
-            max_running_requests=8, context_length=256,
-            chunked_prefill_size=max(64, arguments.get("page_size", 1)), disable_cuda_graph=True, log_level="error",
-            **arguments,
+            context_length=256, disable_cuda_graph=True, log_level="error", **arguments,
         )  # fmt: skip
         sampling = {"temperature": 0, "max_new_tokens": tiny_models.TOKENS, "ignore_eos": True}
         # SGLang mixes no steps of requests that ask for log probabilities. Then the chosen tokens are compared: how far
         # below the most probable one in fp32 they are.
         wanted = {} if "mixed" in options else {"return_logprob": True, "top_logprobs_num": tiny_models.VOCABULARY}
-        prompts = tiny_models.prompts()
+        prompts = tiny_models.prompts("many" in options)
         if "http" in options:
             worst = engine.chat(prompts[1], right)
         for asked in (prompts, prompts[-1:]):  # the second time out of the prefix cache

@@ -3,7 +3,8 @@
     python flash_attn_src/tests/clients/with_vllm_engine.py llama llama:fp8 llama:ngram llama:page128 deepseek_v3
 
 The engine is vLLM's own: scheduler, chunked prefill (64 tokens a step), prefix cache, sampler. A case is a model and
-options: `fp8` for the cache, `ngram` for speculative decoding, `page128` for the page size. The model `gemma3` gets
+options: `fp8` for the cache, `ngram` for speculative decoding, `page128` for the page size, `many` for 16 requests at
+once by chunks of 17 tokens. The model `gemma3` gets
 images. Without cases all of CASES run, or without compiled operators all of DENSE.
 
 The environment has vLLM's Python files (`releases.py` unpacks them), what they import, torch and transformers. vLLM's
@@ -53,10 +54,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "attention_backend": "FLASH_ROCM",
         }
     },
+    "many": {"max_num_batched_tokens": 17, "max_num_seqs": 16},
     **{f"page{size}": {"block_size": size} for size in (16, 32, 64, 128)},
 }
 DENSE = [
-    "llama", "llama:page32", "llama:page64", "llama:page128", "llama:fp8", "qwen3", "gemma2", "gemma3_text", "gemma3",
+    "llama", "llama:many", "llama:page32", "llama:page64", "llama:page128", "llama:fp8", "qwen3", "gemma2",
+    "gemma3_text", "gemma3",
 ]  # fmt: skip
 CASES = [
     *DENSE, "qwen3_moe", "gpt_oss", "gpt_oss:fp8", "llama:ngram", "gpt_oss:ngram", "deepseek_v2", "deepseek_v3",
@@ -155,7 +158,9 @@ def run(case: str) -> tuple[float, float, Counter[str]]:
     counts = count_calls()
     worst, worst_narrow = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        arguments: dict[str, Any] = {"block_size": 16, "skip_tokenizer_init": True}
+        arguments: dict[str, Any] = {
+            "block_size": 16, "skip_tokenizer_init": True, "max_num_batched_tokens": 64, "max_num_seqs": 8,
+        }  # fmt: skip
         if name == "gemma3":
             right, narrow = tiny_images.written(Path(folder))
             prompts = tiny_images.prompts()
@@ -165,7 +170,7 @@ def run(case: str) -> tuple[float, float, Counter[str]]:
             right, narrow = tiny_models.written(
                 name, Path(folder), has_fp8_cache="fp8" in options, repeats="ngram" in options
             )
-            prompts = [(tokens, []) for tokens in tiny_models.prompts()]
+            prompts = [(tokens, []) for tokens in tiny_models.prompts("many" in options)]
             for model in (right, narrow):  # vLLM serves OLMo 2 by transformers' own class, which it decorates
                 model.base_model.do_not_compile = True
         for option in options:
@@ -174,8 +179,7 @@ def run(case: str) -> tuple[float, float, Counter[str]]:
             arguments["speculative_config"] = {**arguments["speculative_config"], "model": folder}
         engine = LLM(
             model=folder, dtype="bfloat16", enforce_eager=True, max_model_len=256,
-            max_num_batched_tokens=64, max_num_seqs=8, num_gpu_blocks_override=128,
-            max_logprobs=tiny_models.VOCABULARY, disable_log_stats=False,
+            num_gpu_blocks_override=256, max_logprobs=tiny_models.VOCABULARY, disable_log_stats=False,
             compilation_config={"custom_ops": ["none"], "mode": 0},
             attention_backend="FLASH_ROCM_MLA" if name.startswith("deepseek") else "FLASH_ROCM", **arguments,
         )  # fmt: skip
