@@ -50,12 +50,6 @@ def build(*words: str, **variables: str) -> Path:
     return Path(result["filenames"][0])
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    """The crate's example `simulated`."""
-    return build("--locked", "--example", "simulated")
-
-
 def run(script: str, library: Path, target: str, directory: Path, *more: str) -> str:
     """The output of a script with the crate's library, run with AMD's runtime on a simulated GPU."""
     command, environment = hip.command("6.4", target, [str(CRATE / "tests" / script), str(library), target, *more])
@@ -70,22 +64,6 @@ def run(script: str, library: Path, target: str, directory: Path, *more: str) ->
     text = output.read_text(encoding="utf-8", errors="replace")
     assert running.returncode == 0, text
     return text
-
-
-@pytest.mark.parametrize(
-    "target", ["gfx942", *(pytest.param(each, marks=pytest.mark.long) for each in ("gfx90a", "gfx1100"))]
-)
-def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
-    """Forward and backward: Rust reads a store, plans, loads and launches through AMD's runtime; the simulator
-    executes.
-    """
-    assert f"3 calls on {target}" in run("simulated_calls.py", library, target, tmp_path)
-
-
-@pytest.mark.long
-def test_amds_kernels_from_rust_to_the_packets(library: Path, tmp_path: Path) -> None:
-    """A forward of Composable Kernel, planned by its library within Rust, and a forward of AMD's assembly."""
-    assert "2 calls on gfx942" in run("simulated_calls.py", library, "gfx942", tmp_path, "amd")
 
 
 @pytest.mark.long

@@ -1,27 +1,17 @@
-"""Calls of the crate through AMD's HIP runtime, whose GPU is a simulator: kernels of a target run for real.
+"""What simulated calls of the crate and of the C library have in common: cases, compiled kernels, exact results.
 
-    python -m amdgpu_simulator.hip.process 6.4 gfx942 candle-flash-rocm/tests/simulated_calls.py LIBRARY gfx942
-    python -m amdgpu_simulator.hip.process 6.4 gfx942 candle-flash-rocm/tests/simulated_calls.py LIBRARY gfx942 amd
-    python -m amdgpu_simulator.hip.process 6.4 gfx942 candle-flash-rocm/tests/simulated_calls.py LIBRARY gfx942 amd-all
-
-LIBRARY is the example `simulated` of the crate. The second line takes AMD's kernels for a forward by Composable Kernel
-and one by assembly, the third for Composable Kernel's backward too, whose kernels take minutes to compile.
-Rust reads the store, plans, loads and launches. This process executes what arrives in the queues of the pretended GPU,
-and compares results and gradients with attention in fp32.
+`libflash_attn_rocm/tests/simulated.py` and `resident_calls.py` run them through AMD's HIP runtime, whose GPU is a
+simulator: Rust reads the store, plans, loads and launches.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / part) for part in ("", "flash_attn_src")]
@@ -45,7 +35,6 @@ from rocm_wheels.compile.ck import planner  # noqa: E402
 from rocm_wheels.compile.compiler import Compiled  # noqa: E402
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-WORKSPACE = 1 << 20
 SLOPES = torch.tensor([0.5, 0.25])
 
 
@@ -68,16 +57,6 @@ class Case(NamedTuple):
 AMD_CASES = (
     Case("bf16", 1, 70, 2, 1, 32, True, alibi=True, launches=1),
     Case("bf16", 1, 130, 2, 1, 128, True, launches=1),
-)
-# The backward goes there too, of packed sequences as well.
-AMD_BACKWARD_CASES = (
-    Case("bf16", 1, 70, 2, 2, 32, True, alibi=True, launches=4),
-    Case("bf16", 2, 40, 2, 2, 32, True, (40, 17), alibi=True, launches=4),
-)
-CASES = (
-    Case("bf16", 1, 70, 2, 1, 32, True),
-    Case("fp16", 2, 33, 2, 2, 24, False),
-    Case("bf16", 2, 40, 2, 2, 32, True, (40, 17)),
 )
 
 
@@ -154,7 +133,8 @@ def amd_stored(target: str, directory: Path, cases: Sequence[Case]) -> list[Load
         code = through_hip.code_of(image, entry["symbol"])
         program = machine.Program(disassembly.kernel(image, entry["symbol"], target=target))
         result.append(Loaded(name, entry["threads"], code, program))
-    (directory / f"{target}.zip").write_bytes(store.archive(target, ("ck", "simulated"), objects))
+    digest = hashlib.sha256(ck_planner.PATH.read_bytes()).hexdigest()
+    (directory / f"{target}.zip").write_bytes(store.archive(target, ("ck", "simulated"), objects, planner=digest))
     return result
 
 
@@ -182,76 +162,3 @@ def wanted(tensors: dict[str, torch.Tensor], case: Case) -> list[torch.Tensor]:
 def is_of(packet: packets.Packet, code: bytes) -> bool:
     """Whether a packet's kernel is this code. Reads no further than both agree: code may be the last in memory."""
     return all(packet.code(end) == code[:end] for end in (*range(64, len(code), 64), len(code)))
-
-
-def call(library: ctypes.CDLL, target: str, loaded: list[Loaded], directory: Path, case: Case) -> list[str]:
-    """One forward and backward of the crate, compared; the names of the kernels that ran."""
-    torch.manual_seed(0)
-    total = sum(case.lengths) or case.batch * case.seqlen
-    first = (total,) if case.lengths else (case.batch, case.seqlen)
-    shapes = {
-        **dict.fromkeys(("q", "out", "dout", "dq"), case.heads),
-        **dict.fromkeys(("k", "v", "dk", "dv"), case.heads_k),
-    }
-    tensors = {name: torch.randn(*first, heads, case.head_dim).to(DTYPES[case.dtype]) for name, heads in shapes.items()}
-    tensors["lse"] = torch.full((case.heads * total,), float("nan"))
-    for name in ("out", "dq", "dk", "dv"):
-        tensors[name].fill_(float("nan"))
-    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8)
-    starts = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32)
-    names = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
-    at = starts.data_ptr() if case.lengths else 0
-    request: dict[str, Any] = {
-        "store": str(directory), "dtype": case.dtype, "batch": case.batch, "seqlen_q": case.seqlen,
-        "seqlen_k": case.seqlen, "heads": case.heads, "heads_k": case.heads_k, "head_dim": case.head_dim,
-        "total_q": total if case.lengths else 0, "total_k": total if case.lengths else 0,
-        "scale": case.head_dim**-0.5, "causal": case.causal,
-        "alibi": SLOPES.data_ptr() if case.alibi else 0, "cu_seqlens_q": at, "cu_seqlens_k": at,
-        "tensors": [tensors[name].data_ptr() for name in names], "workspace": [workspace.data_ptr(), WORKSPACE],
-    }  # fmt: skip
-    if case.launches == 1:
-        request["tensors"][names.index("dout")] = 0  # no backward
-    memory = gpu.ranges([*tensors.values(), workspace, starts, SLOPES])
-    ran: list[str] = []
-
-    def run(packet: packets.Packet) -> None:
-        (kernel,) = (one for one in loaded if is_of(packet, one.code))
-        ran.append(kernel.name)
-        machine.launch(
-            kernel.program,
-            packet.blocks,
-            packet.block[0],
-            packet.content(512 if kernel.name.startswith("asm-") else 0),
-            memory,
-            shared=packet.shared,
-            complete=True,
-        )
-
-    message = ctypes.create_string_buffer(1024)
-    expected = case.launches + (case.launches > 1 and has_norms(target, case.dtype))
-    with packets.runtime().serving(run, expected):
-        launches = library.candle_flash_rocm_run(json.dumps(request).encode(), message, ctypes.c_size_t(len(message)))
-        if launches != expected:
-            raise RuntimeError(f"{case}: {launches} launches, {message.value.decode()}")
-    compared = ("out", "dq", "dk", "dv") if case.launches > 1 else ("out",)
-    for name, exact in zip(compared, wanted(tensors, case), strict=False):
-        error = float((tensors[name].float() - exact).abs().max() / exact.abs().max())
-        if not error < 2e-2:
-            raise AssertionError(f"{case}: {name} is off by {error}")
-    return ran
-
-
-def main() -> None:
-    library, target, kind = ctypes.CDLL(sys.argv[1]), sys.argv[2], "".join(sys.argv[3:])
-    cases = {"": CASES, "amd": AMD_CASES, "amd-all": AMD_CASES + AMD_BACKWARD_CASES}[kind]
-    os.environ["CANDLE_FLASH_ROCM_HIP"] = os.environ["AMDGPU_HIP"]
-    with tempfile.TemporaryDirectory() as scratch:
-        loaded = amd_stored(target, Path(scratch), cases) if kind else stored(target, Path(scratch), cases)
-        for case in cases:
-            print(target, *case, *call(library, target, loaded, Path(scratch), case), flush=True)
-    print(f"{len(cases)} calls on {target}", flush=True)
-    os._exit(0)  # the threads of the pretended GPU do not end
-
-
-if __name__ == "__main__":
-    main()
