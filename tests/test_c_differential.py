@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from flash_attn.attention.backends.triton import inputs
 from flash_attn.core import device
 from flash_attn.kernels import flags, operations, planning, splits
 from interface import Library
-from random_calls import Drawn, draw, is_padded
+from random_calls import Drawn, draw, draw_int8, is_padded
 
 from rocm_wheels.paths import ROOT
 
@@ -36,13 +36,13 @@ SCRATCH = 1 << 50  # an address of memory that nobody touches
 class Peer:
     """The library above the runtime that records, beside Python's backend."""
 
-    def __init__(self, library: Path, runtime: Path, directory: Path) -> None:
+    def __init__(self, library: Path, runtime: Path, directory: Path, target: str = recorded.TARGET) -> None:
         self.directory = directory
-        self.signatures = recorded.write_store(directory)
+        self.signatures = recorded.write_store(directory, target=target)
         self.library = Library(library)
         self.opened = self.library.open(directory)
         self.recorder = recorded.Recorder(runtime, self.signatures)
-        self.gpu = Gpu(recorded.TARGET)
+        self.gpu = Gpu(target)
 
     def open(self, directory: Path) -> None:
         """Plans by the store in another directory from now on, in both languages without what was planned before."""
@@ -119,22 +119,27 @@ def test_random_calls_launch_what_python_launches(peer: Peer, seeds: range) -> N
             assert peer.c(drawn, by_plan=by_plan) == expected, (seed, drawn.kind, by_plan)
 
 
+def test_calls_in_int8_launch_what_python_launches(
+    c_library: Path, stub_hip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANDLE_FLASH_ROCM_HIP", str(stub_hip))
+    monkeypatch.setenv("STUB_TARGET", "gfx1100")
+    peer = Peer(c_library, stub_hip, tmp_path, "gfx1100")
+    for seed in range(CALLS // 4):
+        drawn = draw_int8(seed)
+        expected = peer.python(drawn)
+        for by_plan in (False, True):
+            assert peer.c(drawn, by_plan=by_plan) == expected, (seed, by_plan)
+
+
 # Numbers of the table that no call of the library reads.
 OF_PYTHON_ALONE = {
     "HAS_OFFSETS", "HAS_BITS", "LOSS_HAS_LSE", "LOSS_IS_SPLIT", "NORM_HAS_BIAS", "NORM_HAS_RESIDUAL",
     "NORM_STORE_Z", "NORM_IS_RMS", "CHUNK_BITS", "CHUNK_MASK", "PAGE_PER_KEY", "PAGE_PER_BLOCK",
     "PARTIAL_BLOCK", "WHOLE_BLOCK", "HIDDEN_BLOCK",
 }  # fmt: skip
-# Limits, which refuse a call and change none, and the sharing of dk and dv, which C does not sum up. The crate's tests
-# hold them against Python's recorded launches.
-OF_THE_CRATE = {
-    "MAX_ROW_STRIDE",
-    "MAX_BIAS_ROW",
-    "max_page_units",
-    "latent_dim",
-    "rows_worth_splits",
-    "programs_of_unit",
-}
+# Limits, which refuse a call and change none.
+OF_THE_CRATE = {"MAX_ROW_STRIDE", "MAX_BIAS_ROW", "max_page_units", "latent_dim"}
 SEEDS = range(600)
 ENOUGH = 2  # calls that another number changes
 MANY = 1000  # A cost that is so many times larger or smaller decides alone.
@@ -157,6 +162,8 @@ def changed(value: Any, place: Place, number: float) -> Any:
     if not place:
         return number
     first, *rest = place
+    if isinstance(value, Mapping):
+        return {**value, first: number}
     part = getattr(value, first) if isinstance(first, str) else value[first]
     part = changed(part, tuple(rest), number)
     if isinstance(first, str):
@@ -168,7 +175,7 @@ def changed(value: Any, place: Place, number: float) -> Any:
 def change_python(patch: pytest.MonkeyPatch, place: Place, number: float) -> None:
     """Gives Python's planner another number. A flag is in every module that imports it."""
     table, *rest = place
-    if table in ("split_kv", "grid"):
+    if table in ("split_kv", "grid", "fp8"):
         name = str(table).upper()
         value = changed(getattr(planning, name), tuple(rest), number)
         if rest[-1] == "head_dim":  # Costs of head dims that are next to each other are much alike.
@@ -196,7 +203,8 @@ def other_numbers(place: Place, number: float) -> list[float]:
 
 def places() -> list[Place]:
     facts = planning.facts(recorded.TARGET)
-    result = numbers({name: facts[name] for name in ("flags", "split_kv", "grid")})
+    of_fp8 = {"columns": facts["fp8"]["columns"], "largest": {"fp8e4b8": facts["fp8"]["largest"]["fp8e4b8"]}}
+    result = numbers({name: facts[name] for name in ("flags", "split_kv", "grid")} | {"fp8": of_fp8})
     # No call has a larger head dim than the last row of a cost table.
     largest = {("split_kv", name, len(getattr(planning.SPLIT_KV, name)) - 1, "head_dim") for name in ("whole", "split")}
     return [place for place in result if place not in largest and not {*place} & (OF_PYTHON_ALONE | OF_THE_CRATE)]

@@ -190,10 +190,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"options": {"mask_ranges": MEMORY + 2}}, "mask_ranges: got address 0x100002, wanted a multiple of 4 bytes"),
     ({"options": {"appended": 65}}, "appended: got 65, wanted at most seqlen_k, 64"),
     ({"options": {"appended_starts": MEMORY}}, "appended_starts: got an address, wanted 0 without appended rows"),
-    ({"options": {"q_descale": MEMORY}}, "descales: got .*, wanted three addresses for an FP8 cache, else none"),
+    ({"options": {"compute": 3}}, "compute: got 3, wanted FLASH_ATTN_ROCM_COMPUTE_INT8, _FP8, or 0"),
+    ({"options": {"reserved": 1}}, "options.reserved: got 1, wanted 0"),
+    ({"options": {"k_mean": MEMORY}}, "k_mean: got an address, wanted none without compute in INT8"),
+    ({"options": {"compute": 1}}, "compute: this store has no kernel int8-fwd-bf16-d64: RDNA 3 and 4 have it"),
+    ({"options": {"compute": 1, "softcap": 2.0}}, "softcap: a kernel with queries and keys in INT8 cannot honour it"),
+    ({"options": {"compute": 2, "sinks": MEMORY}}, "sinks: a kernel of whole sequences in FP8 cannot honour it"),
+    ({"options": {"compute": 2}, "seqlens_k": MEMORY}, "seqlens_k: a kernel of whole sequences in FP8 cannot honour"),
+    ({"options": {"q_descale": MEMORY}}, "descales: got .*, wanted addresses for what is stored in FP8, all three"),
     ({"q": {"stored": 4}}, "q: got stored in FP8, wanted k and v in FP8 too"),
     ({"k": {"stored": 4}}, "v: got stored otherwise than k, wanted k and v both in FP8, or none"),
-    ({"k": {"stored": 4}, "v": {"stored": 4}}, "descales: got .*, wanted three addresses for an FP8 cache, else none"),
+    (
+        {"k": {"stored": 4}, "v": {"stored": 4}},
+        "descales: got .*, wanted addresses for what is stored in FP8, all three",
+    ),
 ]
 
 

@@ -167,7 +167,8 @@ fn speed(gpu: &Arc<Gpu>, stores: &Stores) -> Result<()> {
             dq: tensor(5),
             dk: tensor(6),
             dv: tensor(7),
-            may_split: false,
+            dsinks: 0,
+            dbias: 0,
         };
         let mut run = |what: &str, work: f64, call: &mut dyn FnMut(&mut Workspace) -> Result<()>| -> Result<()> {
             for _ in 0..5 {

@@ -324,6 +324,9 @@ prop_compose! {
         numbers in (number(), prop_oneof![3 => Just(0.0), 1 => number()]),
         sizes in prop::array::uniform7(prop_oneof![3 => Just(0), 1 => size()]),
         addresses in prop::array::uniform8(address_or_none()), flags in any::<[bool; 5]>(),
+        compute in prop_oneof![
+            3 => Just(launch::Compute::AsStored), 1 => Just(launch::Compute::Int8), 1 => Just(launch::Compute::Fp8)
+        ],
     ) -> launch::Options {
         let [alibi_batch, batch, head, row, chunk, appended, num_splits] = sizes;
         let [sinks, bias, rng_state, leftpad, lines, descales @ ..] = addresses;
@@ -331,7 +334,8 @@ prop_compose! {
             host_cost: f64::from(numbers.0), alibi_batch, sinks, sinks_are_fp32: flags[0],
             bias: launch::Bias { address: bias, batch, head, row: row as i32, is_fp32: flags[1] },
             dropout: numbers.1, rng_state, leftpad, chunk, lines, appended, num_splits, is_fp8: flags[2], descales,
-            q_is_fp8: flags[3], has_second_query: flags[4], appended_starts: lines,
+            q_is_fp8: flags[3], has_second_query: flags[4], appended_starts: lines, compute,
+            k_mean: if compute == launch::Compute::Int8 { bias } else { 0 },
             mask: launch::Mask {
                 blocks: bias, blocks_strides: [batch, head], block_size: [row, chunk], ranges: sinks,
                 ranges_strides: [head, batch], ids: [leftpad, lines], ids_batch: [batch, head], hidden: rng_state,
@@ -352,7 +356,7 @@ proptest! {
         numbers in (number(), number()), windows in (window(), window()),
         addresses in prop::array::uniform3(prop_oneof![any::<u64>(), Just(0)]),
         operands in prop::array::uniform9(operand()), pages in prop::option::of((size(), size(), size())),
-        units in 0..400usize, planned in any::<bool>(), may_split in any::<bool>(), dim_v in prop::option::of(size()),
+        units in 0..400usize, planned in any::<bool>(), gradients in (0..2u64, 0..2u64), dim_v in prop::option::of(size()),
         options in options(),
     ) {
         let [batch, heads, heads_k, seqlen_q, seqlen_k, total_q, total_k, lengths] = sizes;
@@ -366,7 +370,7 @@ proptest! {
         let lse = 1 << 41;
         let pages = pages.map(|(stride, columns, size)| Pages { table: 1 << 42, stride, columns, size });
         let forward = Forward { shape, q, k, v, out, lse, pages, lengths: lengths as u64 };
-        let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split };
+        let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, dsinks: gradients.0 << 43, dbias: gradients.1 << 44 };
         let planner: Option<&dyn Planner> = if planned { Some(&Endless) } else { None };
         let sources = Sources { kernels: &Every, planner, device: internals::Device { compute_units: units } };
         let plans = [sources.forward(&forward, &mut Endless), sources.backward(&backward, &mut Endless)];

@@ -121,7 +121,7 @@ fn kernels() -> Vec<(String, String)> {
     let [q, k, v, out, dout, dq, dk, dv] = [1, 2, 3, 4, 5, 6, 7, 8].map(at);
     let units = Units { compute_units: 304 };
     let forward = Forward { shape, q, k, v, out, lse: 9 << 20, pages: None, lengths: 0 };
-    let backward = Backward { shape, dout, q, k, v, out, lse: 9 << 20, dq, dk, dv, may_split: true };
+    let backward = Backward { shape, dout, q, k, v, out, lse: 9 << 20, dq, dk, dv, dsinks: 0, dbias: 0 };
     let mut steps = plan_forward(&forward, &Every, units, &mut Fresh(1 << 30)).expect("a plan");
     steps.extend(plan_backward(&backward, &Every, units, &mut Fresh(1 << 30)).expect("a plan"));
     let launches = steps.into_iter().filter_map(|step| match step {

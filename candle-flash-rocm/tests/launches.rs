@@ -215,7 +215,7 @@ impl Case {
     fn backward(&self) -> Backward {
         let (Forward { shape, q, k, v, out, lse, .. }, _) = self.forward();
         let [dout, dq, dk, dv] = ["dout", "dq", "dk", "dv"].map(|name| self.operand(name));
-        Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split: true }
+        Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, dsinks: 0, dbias: 0 }
     }
 }
 
@@ -364,10 +364,16 @@ fn workspaces_hold_what_kernels_write() {
                 let shape = case.shape();
                 let mut wanted = if case.is_packed() { shape.lse_elements() } else { 0 };
                 for step in &backward {
-                    let Step::Sum(sum) = step else { continue };
-                    let elements = sum.rows * sum.count * case.head_dim;
-                    memory.assert_holds(sum.parts, 4 * elements);
-                    results.push(sum.parts..sum.parts + 4 * elements as u64);
+                    let Step::Launch(launch) = step else { continue };
+                    if !launch.kernel.starts_with("sum-") {
+                        continue;
+                    }
+                    let signature = target.signature(&launch.kernel).expect("a signature");
+                    let [partial, rows, parts] =
+                        ["partial", "rows", "parts"].map(|name| value(launch, signature, name));
+                    let elements = (rows * parts) as usize * case.head_dim;
+                    memory.assert_holds(partial, 4 * elements);
+                    results.push(partial..partial + 4 * elements as u64);
                     wanted += if case.is_packed() { elements } else { 0 };
                     sums += 1;
                 }
@@ -424,19 +430,19 @@ fn a_backward_gives_each_tensor_its_own_strides() {
     let [q, out, dout, dq] = ["q", "out", "dout", "dq"].map(of_queries);
     let [k, v] = ["k", "v"].map(|name| operand(name, rows_k, 1));
     let [dk, dv] = ["dk", "dv"].map(|name| Operand::dense(address(name), rows_k, 1, dim));
-    let backward = Backward { shape, dout, q, k, v, out, lse: address("lse"), dq, dk, dv, may_split: true };
+    let backward = Backward { shape, dout, q, k, v, out, lse: address("lse"), dq, dk, dv, dsinks: 0, dbias: 0 };
     let mut memory = Kept::default();
     let device = Device { compute_units: target.compute_units };
     let steps = plan_backward(&backward, target, device, &mut memory).expect("a plan");
     let launches: Vec<&Launch> =
         steps.iter().filter_map(|step| if let Step::Launch(launch) = step { Some(launch) } else { None }).collect();
-    let parts = steps.iter().find_map(|step| if let Step::Sum(sum) = step { Some(sum.count) } else { None });
-    let parts = parts.expect("dk and dv in parts");
+    let [of_dq, of_dkdv, of_dk, of_dv] = launches[..] else { panic!("{} launches", launches.len()) };
+    let parts = value(of_dk, target.signature(&of_dk.kernel).expect("a signature"), "parts") as usize;
+    assert!(parts > 1 && of_dv.kernel == "sum-bf16-d128");
     let in_parts = Operand::dense(0, rows_k, parts, dim);
     let units = |operands: &[Operand]| -> Vec<[i32; 3]> {
         operands.iter().map(|one| [one.batch, one.row, one.head].map(|stride| (stride / 8) as i32)).collect()
     };
-    let [of_dq, of_dkdv] = launches[..] else { panic!("{} launches", launches.len()) };
     let (keys, values) = (("k", 'n'), ("v", 'n'));
     let letters = [("q", 'm'), keys, values, ("o", 'm'), ("g", 'm'), ("dq", 'm')];
     assert_eq!(strides(of_dq, target, &letters), units(&[q, k, v, out, dout, dq]));

@@ -41,7 +41,7 @@ int hipGetDevicePropertiesR0600(char *properties, int device) {
     (void)device;
     memset(properties, 0, 1472);
     memcpy(properties + 388, &units, sizeof units);
-    strcpy(properties + 1160, "gfx942:sramecc+:xnack-");
+    strcpy(properties + 1160, getenv("STUB_TARGET") ? getenv("STUB_TARGET") : "gfx942:sramecc+:xnack-");
     return SUCCESS;
 }
 int hipMalloc(uint64_t *address, size_t bytes) {

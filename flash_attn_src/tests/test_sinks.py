@@ -17,7 +17,10 @@ from flash_attn.attention.backends import torch as oracle
 from flash_attn.attention.backends import triton
 from flash_attn.attention.backends.triton import attention as triton_attention
 from flash_attn.attention.backends.triton import cache as triton_cache
+from flash_attn.attention.backends.triton.kernels import find_one
+from flash_attn.attention.operators.sinks import gradient
 from flash_attn.call.calls import cache_call, replace
+from flash_attn.core.protocol import launch
 from op_arguments import op_arguments
 from small_calls import in_one_graph, offsets
 
@@ -400,3 +403,19 @@ def test_the_kernels_of_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         flash_attn.flash_attn_func(q, k, v, s_aux=sinks)
         flash_attn.flash_attn_func(q, k, v, softcap=1.0, s_aux=sinks)
     assert asked == ["plain False", "sink True", "any True"]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1100), (4, 77)])
+def test_the_kernel_of_the_gradient(shape: tuple[int, ...]) -> None:
+    """C and Rust take it. Rows that no sequence has have +inf as the logarithm of their sums."""
+    lse, delta, sinks = torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE), _draw()[3].detach()
+    lse[..., -5:] = torch.inf
+    heads, rows = shape[-2:]
+    batch, stride = (shape[0], heads * rows) if len(shape) == 3 else (1, 0)
+    result = torch.empty_like(sinks)
+    values = {
+        "lse": lse, "delta": delta, "sinks": sinks, "dsinks": result, "stride_lb": stride, "stride_lh": rows,
+        "batch": batch, "seqlen_q": rows,
+    }  # fmt: skip
+    launch(find_one("bwd-dsinks", lse.get_device(), sinks.dtype, 1), (heads, 1, 1), values)
+    assert_close("dsinks", result, gradient(sinks.double(), lse.double(), delta.double()), tiny=1e-6)

@@ -54,6 +54,12 @@ enum {
     FLASH_ATTN_ROCM_STORED_Q8_0 = 5
 };
 
+/* In which numbers a forward of whole sequences computes its products; 0: in those of its tensors. INT8: products of queries
+ * and keys, with a scale for a block of rows; dense rows in fp16 or bf16, head_dim a multiple of 16 up to 128, causal and
+ * windows, on RDNA 3 and 4. FP8: all products, with a scale for each sequence and head; head_dim a multiple of 16 up to 256,
+ * strides that are multiples of 16 elements, softcap, ALiBi and dropout, on GPUs with FP8. */
+enum { FLASH_ATTN_ROCM_COMPUTE_INT8 = 1, FLASH_ATTN_ROCM_COMPUTE_FP8 = 2 };
+
 /* A tensor in GPU memory, of shape (batch, rows, heads, head_dim), or (rows, heads, head_dim) with batch_stride 0. Strides
  * are in elements; the head dim is dense. Address and strides are multiples of 16 bytes. */
 typedef struct {
@@ -96,11 +102,11 @@ typedef struct {
     const float *alibi_slopes;   /* GPU memory, fp32 (heads) or (batch, heads) */
     int64_t alibi_batch_stride;  /* elements from one sequence's slopes to the next; 0: all sequences share (heads) */
     const void *sinks;     /* GPU memory, (heads): a score of each head that joins the sum and has no value. A backward finds
-                              them in lse; their own gradient is not computed */
+                              them in lse */
     int32_t sinks_stored;  /* FLASH_ATTN_ROCM_STORED_FP32; 0: as shape.dtype says */
     int32_t bias_stored;   /* as sinks_stored */
     const void *bias;      /* GPU memory, (batch, heads, seqlen_q, seqlen_k), added to the scores after softcap; -inf hides a
-                              key. A mask of zeros and -inf is such a bias. Dense rows only; its gradient is not computed */
+                              key. A mask of zeros and -inf is such a bias. Dense rows only */
     int64_t bias_batch_stride; /* elements; 0: all sequences share it */
     int64_t bias_head_stride;  /* 0: all heads share it */
     int64_t bias_row_stride;   /* from one query to the next; keys are dense. -1: a table of distances, (batch, heads,
@@ -119,7 +125,8 @@ typedef struct {
     int64_t attention_chunk; /* a query sees keys of its own chunk of so many; 0: no chunks */
     int64_t num_splits;    /* into how many parts keys are split; 0: as many as are fastest */
     const float *q_descale, *k_descale, *v_descale; /* GPU memory, (batch, heads_k), with k and v stored in FP8, of all three:
-                              what undoes the scales of their numbers */
+                              what undoes the scales of their numbers. With compute FP8, (batch, heads) of q; NULL where a
+                              tensor is not stored in FP8: its scale is computed */
 
     /* A mask whose memory grows with the length: a query sees a key that all parts show; NULL parts show every key. Each
      * part is dense but for its strides, in elements, which are 0 where all sequences or all heads share it. Dense rows
@@ -138,6 +145,10 @@ typedef struct {
                                    do not see it */
     int64_t mask_hidden_batch_stride, mask_hidden_head_stride;
     const int32_t *appended_starts; /* GPU memory, (batch + 1): starts_new of flash_attn_rocm_append, for forwards alone */
+    int32_t compute;      /* FLASH_ATTN_ROCM_COMPUTE_..., for forwards alone */
+    int32_t reserved;     /* 0 */
+    const float *k_mean;  /* GPU memory, (batch, heads_k, head_dim), with compute INT8: subtracted from each key, which changes
+                             no weight and keeps keys with a large common part exact. lse is of scores without it; NULL: none */
 } flash_attn_rocm_options;
 
 typedef struct {
@@ -163,6 +174,10 @@ typedef struct {
     const float *lse;                  /* of the forward */
     flash_attn_rocm_tensor dq, dk, dv; /* results; dk and dv are dense */
     const flash_attn_rocm_options *options; /* of the forward; NULL: none */
+    /* Results for options that are learned, in the type in which these are stored; NULL: not computed. */
+    void *dsinks; /* GPU memory, (heads) */
+    void *dbias;  /* GPU memory, dense, (batch, heads, seqlen_q, seqlen_k), of a table of distances (batch, heads, seqlen_q +
+                     seqlen_k - 1); batch or heads is 1 where its stride of the bias is 0 */
 } flash_attn_rocm_backward_call;
 
 /* New rows of a cache, (batch, seqlen_new, heads_k, head_dim), which go behind the keys that each sequence has. */

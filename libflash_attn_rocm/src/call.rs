@@ -2,7 +2,7 @@
 
 use crate::growing::{read, Address};
 use crate::structs::{AppendCall, BackwardCall, ForwardCall, Options, Sizes, Tensor};
-use candle_flash_rocm::launch::{Append, Backward, Bias, Dtype, Forward, Mask, Operand, Pages, Rotary, Shape};
+use candle_flash_rocm::launch::{Append, Backward, Bias, Compute, Dtype, Forward, Mask, Operand, Pages, Rotary, Shape};
 use candle_flash_rocm::raw::Call;
 use candle_flash_rocm::{Error, Result};
 
@@ -149,6 +149,14 @@ impl Options {
         to.chunk = size("attention_chunk", options.attention_chunk)?;
         to.num_splits = size("num_splits", options.num_splits)?;
         to.descales = options.descales;
+        reserved("options.reserved", options.reserved)?;
+        to.compute = match options.compute {
+            0 => Compute::AsStored,
+            1 => Compute::Int8,
+            2 => Compute::Fp8,
+            other => return Err(Error::argument("compute", other, "FLASH_ATTN_ROCM_COMPUTE_INT8, _FP8, or 0")),
+        };
+        to.k_mean = options.k_mean;
         to.mask = Mask {
             blocks: options.mask_blocks,
             blocks_strides: sizes("mask_blocks strides", options.mask_blocks_strides)?,
@@ -322,7 +330,8 @@ impl BackwardCall {
             dq: operand("dq", call.dq)?,
             dk: operand("dk", call.dk)?,
             dv: operand("dv", call.dv)?,
-            may_split: false,
+            dsinks: call.dsinks,
+            dbias: call.dbias,
         }))
     }
 }

@@ -4,165 +4,73 @@ use std::mem::offset_of;
 
 use crate::growing::{Address, Growing};
 
-/// `flash_attn_rocm_tensor`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Tensor {
-    pub data: u64,
-    pub batch_stride: i64,
-    pub row_stride: i64,
-    pub head_stride: i64,
-    pub stored: i32,
-    pub reserved: i32,
+/// Declares structs of C, whose fields of one type follow their names.
+macro_rules! structs {
+    ($($(#[$doc:meta])* $Name:ident { $($($field:ident)* : $Type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub struct $Name { $($(pub $field: $Type,)*)* }
+    )*};
 }
 
-/// `flash_attn_rocm_shape`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Sizes {
-    pub dtype: i32,
-    pub causal: i32,
-    pub batch: i64,
-    pub heads: i64,
-    pub heads_k: i64,
-    pub head_dim: i64,
-    pub head_dim_v: i64,
-    pub seqlen_q: i64,
-    pub seqlen_k: i64,
-    pub total_q: i64,
-    pub total_k: i64,
-    pub softmax_scale: f32,
-    pub reserved: i32,
-    pub window_left: i64,
-    pub window_right: i64,
-    pub cu_seqlens_q: u64,
-    pub cu_seqlens_k: u64,
+structs! {
+    /// `flash_attn_rocm_tensor`.
+    Tensor {
+        data: u64, batch_stride row_stride head_stride: i64, stored reserved: i32,
+    }
+
+    /// `flash_attn_rocm_shape`.
+    Sizes {
+        dtype causal: i32, batch heads heads_k head_dim head_dim_v seqlen_q seqlen_k total_q total_k: i64,
+        softmax_scale: f32, reserved: i32, window_left window_right: i64, cu_seqlens_q cu_seqlens_k: u64,
+    }
+
+    /// `flash_attn_rocm_options`.
+    Options {
+        struct_size: usize, softcap host_cost: f32, alibi_slopes: u64, alibi_batch_stride: i64, sinks: u64,
+        sinks_stored bias_stored: i32, bias: u64, bias_batch_stride bias_head_stride bias_row_stride: i64, dropout: f32,
+        second_query: i32, rng_state leftpad_k cache_lines: u64, appended attention_chunk num_splits: i64,
+        descales: [u64; 3], mask_blocks: u64, mask_blocks_strides mask_block_size: [i64; 2], mask_ranges: u64,
+        mask_ranges_strides: [i64; 2], mask_ids: [u64; 2], mask_ids_strides: [i64; 2], mask_hidden: u64,
+        mask_hidden_strides: [i64; 2], appended_starts: u64, compute reserved: i32, k_mean: u64,
+    }
+
+    /// `flash_attn_rocm_forward_call`.
+    ForwardCall {
+        struct_size: usize, shape: Sizes, q k v out: Tensor, lse block_table: u64,
+        block_table_stride block_table_columns page_size: i64, seqlens_k: u64, options: Address<Options>,
+    }
+
+    /// `flash_attn_rocm_backward_call`.
+    BackwardCall {
+        struct_size: usize, shape: Sizes, dout q k v out: Tensor, lse: u64, dq dk dv: Tensor, options: Address<Options>,
+        dsinks dbias: u64,
+    }
+
+    /// `flash_attn_rocm_append_call`.
+    AppendCall {
+        struct_size: usize, shape: Sizes, k_new v_new k v: Tensor, seqlen_new: i64, seqlens_k block_table: u64,
+        block_table_stride block_table_columns page_size: i64, cache_lines: u64, attention_chunk: i64,
+        rotary_cos rotary_sin: u64, rotary_places rotary_half: i64, rotary_offsets: u64,
+        rotary_interleaved reserved: i32, q q_turned: Tensor, starts_new: u64,
+    }
 }
 
-/// `flash_attn_rocm_options`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Options {
-    pub struct_size: usize,
-    pub softcap: f32,
-    pub host_cost: f32,
-    pub alibi_slopes: u64,
-    pub alibi_batch_stride: i64,
-    pub sinks: u64,
-    pub sinks_stored: i32,
-    pub bias_stored: i32,
-    pub bias: u64,
-    pub bias_batch_stride: i64,
-    pub bias_head_stride: i64,
-    pub bias_row_stride: i64,
-    pub dropout: f32,
-    pub second_query: i32,
-    pub rng_state: u64,
-    pub leftpad_k: u64,
-    pub cache_lines: u64,
-    pub appended: i64,
-    pub attention_chunk: i64,
-    pub num_splits: i64,
-    pub descales: [u64; 3],
-    pub mask_blocks: u64,
-    pub mask_blocks_strides: [i64; 2],
-    pub mask_block_size: [i64; 2],
-    pub mask_ranges: u64,
-    pub mask_ranges_strides: [i64; 2],
-    pub mask_ids: [u64; 2],
-    pub mask_ids_strides: [i64; 2],
-    pub mask_hidden: u64,
-    pub mask_hidden_strides: [i64; 2],
-    pub appended_starts: u64,
+/// Declares structs that grow: their names in the header, and the first field that a program may lack.
+macro_rules! growing {
+    ($($Name:ident $name:literal $optional:ident;)*) => {$(
+        // SAFETY: its fields are integers, floats and addresses.
+        unsafe impl Growing for $Name {
+            const NAME: &'static str = $name;
+            const LEAST: usize = offset_of!(Self, $optional);
+        }
+    )*};
 }
 
-/// `flash_attn_rocm_forward_call`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ForwardCall {
-    pub struct_size: usize,
-    pub shape: Sizes,
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub out: Tensor,
-    pub lse: u64,
-    pub block_table: u64,
-    pub block_table_stride: i64,
-    pub block_table_columns: i64,
-    pub page_size: i64,
-    pub seqlens_k: u64,
-    pub options: Address<Options>,
-}
-
-/// `flash_attn_rocm_backward_call`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct BackwardCall {
-    pub struct_size: usize,
-    pub shape: Sizes,
-    pub dout: Tensor,
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub out: Tensor,
-    pub lse: u64,
-    pub dq: Tensor,
-    pub dk: Tensor,
-    pub dv: Tensor,
-    pub options: Address<Options>,
-}
-
-/// `flash_attn_rocm_append_call`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct AppendCall {
-    pub struct_size: usize,
-    pub shape: Sizes,
-    pub k_new: Tensor,
-    pub v_new: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub seqlen_new: i64,
-    pub seqlens_k: u64,
-    pub block_table: u64,
-    pub block_table_stride: i64,
-    pub block_table_columns: i64,
-    pub page_size: i64,
-    pub cache_lines: u64,
-    pub attention_chunk: i64,
-    pub rotary_cos: u64,
-    pub rotary_sin: u64,
-    pub rotary_places: i64,
-    pub rotary_half: i64,
-    pub rotary_offsets: u64,
-    pub rotary_interleaved: i32,
-    pub reserved: i32,
-    pub q: Tensor,
-    pub q_turned: Tensor,
-    pub starts_new: u64,
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for ForwardCall {
-    const NAME: &'static str = "flash_attn_rocm_forward_call";
-    const LEAST: usize = offset_of!(Self, lse);
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for BackwardCall {
-    const NAME: &'static str = "flash_attn_rocm_backward_call";
-    const LEAST: usize = offset_of!(Self, options);
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for AppendCall {
-    const NAME: &'static str = "flash_attn_rocm_append_call";
-    const LEAST: usize = offset_of!(Self, seqlens_k);
-}
-
-// SAFETY: its fields are integers, floats and addresses.
-unsafe impl Growing for Options {
-    const NAME: &'static str = "flash_attn_rocm_options";
-    const LEAST: usize = size_of::<usize>();
+growing! {
+    ForwardCall "flash_attn_rocm_forward_call" lse;
+    BackwardCall "flash_attn_rocm_backward_call" options;
+    AppendCall "flash_attn_rocm_append_call" seqlens_k;
+    Options "flash_attn_rocm_options" softcap;
 }

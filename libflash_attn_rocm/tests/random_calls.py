@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from flash_attn.attention.backends import triton as backend
+from flash_attn.attention.backends.triton.kernels import find_one
 from flash_attn.call.block_mask import BlockMask
 from flash_attn.call.calls import AttentionCall, CacheCall, GradientCall
 from flash_attn.call.mask import Mask
 from flash_attn.call.options import Options
+from flash_attn.core.protocol import launch
 from flash_attn.kernels.value_dims import served_pair
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -26,35 +28,60 @@ INT = {"dtype": torch.int32}
 
 @dataclass
 class Drawn:
-    """A random call. kind: forward, backward or cache. struct: the fields of the C call. call: Python's."""
+    """A random call. kind: forward, backward, cache, fp8 or int8. struct: the fields of the C call. call: Python's.
+    learned: the options whose gradients a backward computes."""
 
     kind: str
     tensors: dict[str, torch.Tensor]
     call: AttentionCall | CacheCall
     struct: dict[str, Any]
     appends: dict[str, Any] | None = None
+    learned: tuple[str, ...] = ()
     results: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def run(self, before_backward: Callable[[], None]) -> None:
         """Lets Python's backend launch it, and completes the struct by the addresses of the results."""
         if isinstance(self.call, CacheCall):
             out, lse = backend.kvcache(self.call)
+        elif self.kind == "fp8":
+            out, lse, *_ = backend.fp8_forward(self.call)
+        elif self.kind == "int8":
+            out, lse = backend.int8_forward(self.call, self.tensors.get("k_mean"))
         else:
             result = backend.forward(self.call)
             out, lse = result.out, result.softmax_lse
         self.results = {"out": out, "lse": lse}
+        learned: dict[str, torch.Tensor] = {}
         if self.kind == "backward":
             call = self.call
             assert isinstance(call, AttentionCall)
             gradients = {f"d{name}": torch.empty_like(self.tensors[name]) for name in "qkv"}
             gradients["dout"] = torch.empty_like(out)
+            learned = {f"d{name}": torch.empty_like(self.tensors[name]) for name in self.learned}
             before_backward()
-            backend.backward(GradientCall(call, gradients["dout"], out, lse, *(gradients[f"d{x}"] for x in "qkv")))
+            written = (*(gradients[f"d{x}"] for x in "qkv"), learned.get("dbias"))
+            delta = backend.backward(GradientCall(call, gradients["dout"], out, lse, *written))
+            if "dsinks" in learned:
+                self.launch_sinks(lse, delta, learned["dsinks"])
+            self.struct |= {name: tensor.data_ptr() for name, tensor in learned.items()}
             self.results |= gradients
         self.struct["lse"] = lse.data_ptr()
         for name, tensor in self.results.items():
             if name != "lse":
                 self.struct[name] = operand(tensor)
+        self.results |= learned
+
+    def launch_sinks(self, lse: torch.Tensor, delta: torch.Tensor, dsinks: torch.Tensor) -> None:
+        """The kernel of the sinks' gradient, which is PyTorch's in Python."""
+        (heads, rows), batch = lse.shape[-2:], lse.shape[0] if lse.dim() == 3 else 1
+        numbers = {
+            "stride_lb": heads * rows if lse.dim() == 3 else 0,
+            "stride_lh": rows,
+            "batch": batch,
+            "seqlen_q": rows,
+        }
+        tensors = {"lse": lse, "delta": delta, "sinks": self.tensors["sinks"], "dsinks": dsinks}
+        launch(find_one("bwd-dsinks", lse.get_device(), dsinks.dtype, 1), (heads, 1, 1), {**tensors, **numbers})
 
 
 def operand(tensor: torch.Tensor) -> dict[str, int]:
@@ -66,8 +93,14 @@ def operand(tensor: torch.Tensor) -> dict[str, int]:
 def draw(seed: int) -> Drawn:
     """The call of a seed."""
     rng = random.Random(seed)
-    kind = rng.choices(("forward", "backward", "cache"), (4, 2, 4))[0]
-    return _Drawing(rng, kind).cache() if kind == "cache" else _Drawing(rng, kind).whole()
+    kind = rng.choices(("forward", "backward", "cache", "fp8"), (4, 2, 4, 1))[0]
+    drawing = _Drawing(rng, kind)
+    return {"cache": drawing.cache, "fp8": drawing.fp8}.get(kind, drawing.whole)()
+
+
+def draw_int8(seed: int) -> Drawn:
+    """The call with queries and keys in INT8 of a seed."""
+    return _Drawing(random.Random(seed), "int8").int8()
 
 
 class _Drawing:
@@ -151,6 +184,8 @@ class _Drawing:
             layout = "packed"
         few = self.maybe(0.4) and not backward
         most_q, most_k = (rng.choice((1, 2, 8)), rng.choice((600, 3000, 20000))) if few else (300, 700)
+        if backward and self.maybe(0.3):  # dk and dv in parts
+            most_q, self.heads = 1500, 8 * self.heads_k
         if self.maybe(0.2) and self.dtype is not torch.float32:
             self.head_dim, self.head_dim_v = rng.choice(((128, 64), (192, 128)))
         if layout != "dense":
@@ -193,10 +228,7 @@ class _Drawing:
             if masked and not self.more:
                 self.mask_in_memory(seqlen_q, seqlen_k)
             self.scores_()
-            if self.maybe(0.2):
-                state = self.tensor("rng_state", 2, dtype=torch.int64)
-                self.scores |= {"dropout_p": 0.25, "rng_state": state}
-                self.options |= {"dropout": 0.25, "rng_state": state.data_ptr()}
+            self.dropout()
         shape = self.shape(seqlen_q, seqlen_k)
         if layout != "dense":
             shape |= {
@@ -205,6 +237,63 @@ class _Drawing:
             }  # fmt: skip
         call = AttentionCall(q, k, v, Options(**self.scores), **self.call)
         return self.drawn(call, shape, q, k, v)
+
+    def fp8(self) -> Drawn:
+        """A forward of whole sequences in FP8: of tensors that are stored in it, or that are cast."""
+        rng, heads = self.rng, {"q": self.heads, "k": self.heads_k, "v": self.heads_k}
+        self.head_dim = self.head_dim_v = rng.choice((16, 64, 80, 128, 256))
+        small = self.dtype is not torch.float32 and self.maybe(0.4)
+        stored = dict.fromkeys("kv", small) | {"q": small and self.dtype is torch.bfloat16 and self.maybe(0.5)}
+        seqlen_q, seqlen_k = rng.randint(1, 500), rng.randint(1, 500)
+        packed: dict[str, int] = {}
+        rows = {"q": (self.batch, seqlen_q), **dict.fromkeys("kv", (self.batch, seqlen_k))}
+        if self.maybe(0.4):
+            lengths_q, lengths_k = self.lengths(300), self.lengths(500)
+            seqlen_q, seqlen_k, total_q, total_k = max(lengths_q), max(lengths_k), sum(lengths_q), sum(lengths_k)
+            each = (("cu_seqlens_q", lengths_q), ("cu_seqlens_k", lengths_k))
+            starts = {name: self.starts(name, lengths) for name, lengths in each}
+            self.call |= {**starts, "max_seqlen_q": seqlen_q, "max_seqlen_k": seqlen_k}
+            packed = {"total_q": total_q, "total_k": total_k, **{name: x.data_ptr() for name, x in starts.items()}}
+            rows = {"q": (total_q,), **dict.fromkeys("kv", (total_k,))}
+        q, k, v = (
+            self.heads_of(x, *rows[x], heads[x], self.head_dim, dtype=FP8 if stored[x] else self.dtype) for x in "qkv"
+        )
+        descales: list[torch.Tensor | None] = []
+        for x in "qkv":
+            given = stored[x] or self.maybe(0.3)
+            descales.append(self.tensor(f"{x}_descale", self.batch, heads[x], dtype=torch.float32) if given else None)
+            if given:
+                self.options[f"{x}_descale"] = self.tensors[f"{x}_descale"].data_ptr()
+        self.scores_(sinks=False)
+        self.dropout()
+        self.options["compute"] = 2
+        shape = self.shape(seqlen_q, seqlen_k) | packed
+        call = AttentionCall(q, k, v, Options(**self.scores), descales=tuple(descales), **self.call)
+        drawn = self.drawn(call, shape, q, k, v)
+        for x in "qkv":
+            drawn.struct[x]["stored"] = FP8_NUMBER if stored[x] else 0
+        return drawn
+
+    def int8(self) -> Drawn:
+        """A forward of dense sequences with queries and keys in INT8."""
+        rng = self.rng
+        self.dtype, self.head_dim = rng.choice(DTYPES[:2]), rng.choice((16, 48, 64, 128))
+        self.head_dim_v, self.scores["softmax_scale"] = self.head_dim, 0.125
+        seqlen_q, seqlen_k = rng.randint(1, 500), rng.randint(1, 500)
+        q = self.heads_of("q", self.batch, seqlen_q, self.heads, self.head_dim, dtype=self.dtype)
+        k, v = (self.heads_of(x, self.batch, seqlen_k, self.heads_k, self.head_dim, dtype=self.dtype) for x in "kv")
+        self.options["compute"] = 1
+        if self.maybe(0.5):
+            mean = self.tensor("k_mean", self.batch, self.heads_k, self.head_dim, dtype=torch.float32)
+            self.options["k_mean"] = mean.data_ptr()
+        shape = self.shape(seqlen_q, seqlen_k)
+        return self.drawn(AttentionCall(q, k, v, Options(**self.scores)), shape, q, k, v)
+
+    def dropout(self) -> None:
+        if self.maybe(0.2):
+            state = self.tensor("rng_state", 2, dtype=torch.int64)
+            self.scores |= {"dropout_p": 0.25, "rng_state": state}
+            self.options |= {"dropout": 0.25, "rng_state": state.data_ptr()}
 
     def bias(self, seqlen_q: int, seqlen_k: int) -> None:
         wide = self.maybe(0.5)
@@ -379,7 +468,8 @@ class _Drawing:
     ) -> Drawn:
         struct = {"shape": shape, "q": operand(q), "k": operand(k), "v": operand(v), **self.more}
         struct["options"] = self.options
-        return Drawn(self.kind, self.tensors, call, struct)
+        learned = [name for name in ("sinks", "bias") if name in self.tensors and self.kind == "backward"]
+        return Drawn(self.kind, self.tensors, call, struct, learned=tuple(x for x in learned if self.maybe(0.7)))
 
 
 def is_padded(drawn: Drawn) -> bool:

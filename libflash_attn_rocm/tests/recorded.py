@@ -36,26 +36,26 @@ Signatures = dict[str, tuple[tuple[str, ...], str]]
 NOT_READ = {"q", "q_turned", "cos", "sin", *(f"stride_{tensor}{axis}" for tensor in "qr" for axis in "bmh")}
 
 
-def signature_of(variant: Variant) -> tuple[tuple[str, ...], str]:
+def signature_of(variant: Variant, target: str) -> tuple[tuple[str, ...], str]:
     """The names and letters of a kernel's arguments."""
-    names = signatures.names(variant, TARGET)
+    names = signatures.names(variant, target)
     return names, "".join(launch_letter(variant.operation.argument_type(name, variant.dtype)) for name in names)
 
 
-def write_store(directory: Path, left_out: Container[str] = ()) -> Signatures:
-    """Writes the store of the target, with all kernels but `left_out`. Returns what their arguments are."""
+def write_store(directory: Path, left_out: Container[str] = (), target: str = TARGET) -> Signatures:
+    """Writes the store of a target, with all kernels but `left_out`. Returns what their arguments are."""
     objects: dict[str, tuple[str, Compiled]] = {}
     every: Signatures = {}
-    for variant in (each for each in table(TARGET) if each.name not in left_out):
-        names, letters = every[variant.name] = signature_of(variant)
+    for variant in (each for each in table(target) if each.name not in left_out):
+        names, letters = every[variant.name] = signature_of(variant, target)
         image = f"stub {variant.name} {len(names)}\n\0".encode()
         entry = {
             "symbol": variant.op, "threads": 256, "shared": 0, "params": letters,
-            "constants": launches.specification(variant, TARGET).constants,
+            "constants": launches.specification(variant, target).constants,
             "sha256": hashlib.sha256(image).hexdigest(),
         }  # fmt: skip
         objects[variant.name] = ("triton-stub", Compiled(image, {variant.name: entry}))
-    (directory / f"{TARGET}.zip").write_bytes(store.archive(TARGET, ("triton", "stub"), objects))
+    (directory / f"{target}.zip").write_bytes(store.archive(target, ("triton", "stub"), objects))
     return every
 
 
@@ -119,10 +119,10 @@ def numbered(launched: Iterable[Launch], known: Iterable[int]) -> list[Launch]:
     return result
 
 
-def by_python(kept: Iterable[tuple[str, Any, Any, Any]], known: Iterable[int], every: Signatures) -> list[Launch]:
+def by_python(kept: Iterable[tuple[Any, ...]], known: Iterable[int], every: Signatures) -> list[Launch]:
     """What `record_launches.Gpu` has kept, likewise."""
     launched: list[Launch] = []
-    for kernel, grid, addresses, numbers in kept:
+    for kernel, grid, addresses, numbers, _ in kept:
         floats = [struct.unpack("<f", struct.pack("<f", x))[0] if isinstance(x, float) else x for x in numbers]
         names, letters = every[kernel]
         pointers, others = map(Address, addresses), iter(floats)

@@ -2,7 +2,7 @@
 
 use super::plan::{Catalogue, Launch, Step};
 use super::refuse::refuse;
-use super::signature::{Name, Values};
+use super::signature::{set, Name, Values};
 use super::{Operand, Pages, Planning, Shape};
 use crate::error::{argument, Result};
 
@@ -133,34 +133,19 @@ pub fn plan_append(call: &Append, kernels: &dyn Catalogue) -> Result<Vec<Step>> 
     }
     let (table, table_stride, page_size) =
         call.pages.map_or((0, 0, 0), |pages| (pages.table, pages.stride, pages.size));
-    values.pointers(&[
-        (Name::cos, rotary.cos),
-        (Name::sin, rotary.sin),
-        (Name::cu_seqlens_q, shape.cu_seqlens_q),
-        (Name::cu_seqlens_k, call.starts),
-        (Name::seqused_k, call.lengths),
-        (Name::block_table, table),
-        (Name::cache_batch_idx, shape.options.lines),
-        (Name::rotary_seqlens, rotary.offsets),
-    ]);
-    values.sizes(&[
-        (Name::stride_cm, rotary.half),
-        (Name::stride_tb, table_stride),
-        (Name::page_size, page_size),
-        (Name::nheads, shape.heads),
-        (Name::nheads_k, shape.heads_k),
-        (Name::seqlen_q, shape.seqlen_q),
-        (Name::seqlen_k, (shape.seqlen_k - call.seqlen_new).min(capacity)),
-        (Name::seqlen_new, call.seqlen_new),
-        (Name::capacity, capacity),
-        (Name::head_dim, shape.head_dim / vec),
-        (Name::head_dim_v, shape.head_dim_v / vec),
-        (Name::rotary_half, rotary.half),
-        (Name::places, rotary.places),
-        (Name::k_blocks, k_blocks),
-        (Name::q_blocks, q_blocks),
-    ])?;
-    values.ints(&[(Name::flags, bits)]);
+    set!(values.pointers:
+        cos = rotary.cos, sin = rotary.sin, cu_seqlens_q = shape.cu_seqlens_q, cu_seqlens_k = call.starts,
+        seqused_k = call.lengths, block_table = table, cache_batch_idx = shape.options.lines,
+        rotary_seqlens = rotary.offsets
+    );
+    set!(values.sizes:
+        stride_cm = rotary.half, stride_tb = table_stride, page_size = page_size, nheads = shape.heads,
+        nheads_k = shape.heads_k, seqlen_q = shape.seqlen_q,
+        seqlen_k = (shape.seqlen_k - call.seqlen_new).min(capacity), seqlen_new = call.seqlen_new, capacity = capacity,
+        head_dim = shape.head_dim / vec, head_dim_v = shape.head_dim_v / vec, rotary_half = rotary.half,
+        places = rotary.places, k_blocks = k_blocks, q_blocks = q_blocks
+    )?;
+    set!(values.ints: flags = bits);
     let width = shape.head_dim.max(shape.head_dim_v);
     let grid = [((k_blocks + q_blocks) * shape.batch) as u32, width.div_ceil(planning.columns("append")?) as u32, 1];
     Ok(vec![Launch::filled(kernels, kernel, grid, &values)?])

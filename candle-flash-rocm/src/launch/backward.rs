@@ -1,10 +1,11 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
-use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
+use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::refuse::refuse;
-use super::signature::{Name, Values};
+use super::signature::{set, Name, Values};
+use super::sums::{plan_dbias, plan_dsinks, sum};
 use super::tile_lists::plan_lists;
-use super::{Backward, Operand, Planning, Shape};
+use super::{Backward, Compute, Operand, Planning, Shape};
 use crate::error::{argument, Result};
 
 /// Plans a backward.
@@ -35,7 +36,14 @@ pub fn plan_backward(
         operand.check(name, shape.vec(), planning)?;
     }
     refuse(&shape.options.of_a_cache(), "a backward cannot honour it: leave it out")?;
-    refuse(&[("leftpad_k", shape.options.leftpad != 0)], "a backward cannot honour it: leave it out")?;
+    let others = [("leftpad_k", shape.options.leftpad != 0), ("compute", shape.options.compute != Compute::AsStored)];
+    refuse(&others, "a backward cannot honour it: leave it out")?;
+    let [sinks, bias] = [shape.options.sinks, shape.options.bias.address];
+    for (name, gradient, of) in [("dsinks", call.dsinks, sinks), ("dbias", call.dbias, bias)] {
+        if gradient != 0 && of == 0 {
+            return argument(name, format!("address {gradient:#x}"), format!("none without {}", &name[1..]));
+        }
+    }
     if !planning.serves_pair(shape.head_dim, shape.head_dim_v)? {
         return argument(
             "head_dim_v",
@@ -53,10 +61,15 @@ pub fn plan_backward(
     }
     let mut values = shape.values(planning, [&call.q, &call.k, &call.v], call.lse)?;
     values.operand(Name::dout, [Name::stride_gb, Name::stride_gm, Name::stride_gh], &call.dout, shape.dtype.vec())?;
-    values.pointers(&[(Name::delta, delta)]);
+    set!(values.pointers: delta = delta);
     plan_norms(call, kernels, memory, &mut values, &mut steps)?;
     plan_dq(call, kernels, memory, values.clone(), &mut steps)?;
-    plan_dkdv(call, kernels, device, memory, values, &mut steps)?;
+    plan_dkdv(call, kernels, device, memory, values.clone(), &mut steps)?;
+    if call.dbias != 0 {
+        set!(values.ints: flags = flags_of(shape, planning));
+        plan_dbias(call, kernels, memory, values, &mut steps)?;
+    }
+    steps.extend(plan_dsinks(call, kernels, delta)?);
     Ok(steps)
 }
 
@@ -76,10 +89,10 @@ fn plan_norms(
         return Ok(());
     }
     let norms = memory.allocate(planes * 2 * 4)?;
-    values.pointers(&[(Name::norms, norms)]);
+    set!(values.pointers: norms = norms);
     if planes > 0 {
         let mut of_norms = values.clone();
-        of_norms.ints(&[(Name::flags, shape.flags(planning))]);
+        set!(of_norms.ints: flags = shape.flags(planning));
         let kernel = planning.kernel("bwd-norms", "fp16", 1, "plain")?;
         steps.push(Launch::filled(kernels, kernel, line(planes)?, &of_norms)?);
     }
@@ -138,12 +151,10 @@ fn plan_dq(
     let vec = shape.dtype.vec();
     values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, vec)?;
     values.operand(Name::dq, [Name::stride_dqb, Name::stride_dqm, Name::stride_dqh], &call.dq, vec)?;
-    values.sizes(&[
-        (Name::m_blocks, blocks),
-        (Name::planes, shape.heads * shape.batch),
-        (Name::chunk, chunk(planes, shape.is_even(), &tile, planning)),
-    ])?;
-    values.ints(&[(Name::flags, packed | flags_of(shape, planning))]);
+    set!(values.sizes:
+        m_blocks = blocks, planes = shape.heads * shape.batch, chunk = chunk(planes, shape.is_even(), &tile, planning)
+    )?;
+    set!(values.ints: flags = packed | flags_of(shape, planning));
     if shape.options.mask.is_used() {
         let tile = (tile.block_m, tile.block_n);
         steps.push(plan_lists(shape, kernels, tile, false, memory, &mut values)?);
@@ -168,11 +179,7 @@ fn plan_dkdv(
     let (blocks, planes, packed) = shape.grid(planning, tile.block_n, shape.seqlen_k, shape.heads_k, total_k);
     // dk and dv of all parts, in fp32, take no more memory than dq would.
     let most = shape.heads * shape.rows_q() / (2 * shape.heads_k * total_k).max(1);
-    let parts = if call.may_split && shape.head_dim == shape.head_dim_v {
-        parts(shape, blocks * planes, most, device, planning)
-    } else {
-        1
-    };
+    let parts = parts(shape, blocks * planes, most, device, planning);
     let planes = planes * parts;
     if blocks * planes == 0 {
         steps.push(clear(&call.dk, total_k * shape.heads_k * shape.head_dim, shape));
@@ -180,44 +187,37 @@ fn plan_dkdv(
         return Ok(());
     }
     let (mut dk, mut dv) = (call.dk, call.dv);
-    let rows = total_k * shape.heads_k;
+    let heads = shape.heads_k * parts;
     if parts > 1 {
-        let elements = rows * parts * shape.head_dim;
-        let sums = memory.allocate(2 * elements * 4)?;
-        if shape.is_packed() {
-            steps.push(Step::Fill(Fill { address: sums, pattern: 0, count: 2 * elements }));
-        }
-        let heads = shape.heads_k * parts;
-        let operand = |address| {
+        for (operand, dim) in [(&mut dk, shape.head_dim), (&mut dv, shape.head_dim_v)] {
+            let count = total_k * heads * dim;
+            let address = memory.allocate(count * 4)?;
             if shape.is_packed() {
-                Operand::packed(address, heads, shape.head_dim)
+                steps.push(Step::Fill(Fill { address, pattern: 0, count }));
+                *operand = Operand::packed(address, heads, dim);
             } else {
-                Operand::dense(address, shape.seqlen_k, heads, shape.head_dim)
+                *operand = Operand::dense(address, shape.seqlen_k, heads, dim);
             }
-        };
-        dk = operand(sums);
-        dv = operand(sums + 4 * elements as u64);
+        }
     }
     let vec = shape.dtype.vec();
     values.operand(Name::dk, [Name::stride_dkb, Name::stride_dkn, Name::stride_dkh], &dk, vec)?;
     values.operand(Name::dv, [Name::stride_dvb, Name::stride_dvn, Name::stride_dvh], &dv, vec)?;
-    values.sizes(&[
-        (Name::group, shape.group() / parts),
-        (Name::parts, parts),
-        (Name::total_k, total_k),
-        (Name::n_blocks, blocks),
-        (Name::planes, shape.heads_k * parts * shape.batch),
-        (Name::chunk, chunk(planes, shape.is_even(), &tile, planning)),
-    ])?;
-    values.ints(&[(Name::flags, packed | flags_of(shape, planning))]);
+    set!(values.sizes:
+        group = shape.group() / parts, parts = parts, total_k = total_k, n_blocks = blocks,
+        planes = heads * shape.batch, chunk = chunk(planes, shape.is_even(), &tile, planning)
+    )?;
+    set!(values.ints: flags = packed | flags_of(shape, planning));
     if shape.options.mask.is_used() {
         let tile = (tile.block_m, tile.block_n);
         steps.push(plan_lists(shape, kernels, tile, true, memory, &mut values)?);
     }
     steps.push(Launch::filled(kernels, kernel, line(blocks * planes)?, &values)?);
     if parts > 1 {
-        for (from, to) in [(dk, call.dk), (dv, call.dv)] {
-            steps.push(Step::Sum(Sum { parts: from.address, count: parts, rows, result: to.address }));
+        let (batch, rows) = if shape.is_packed() { (1, total_k) } else { (shape.batch, shape.seqlen_k) };
+        for (partial, out, dim) in [(dk, call.dk, shape.head_dim), (dv, call.dv, shape.head_dim_v)] {
+            let (sizes, strides) = ([batch, rows, shape.heads_k, dim], [parts * dim, 0, dim]);
+            steps.push(sum(kernels, shape.dtype.name(), partial.address, &out, sizes, [parts, parts], strides)?);
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! A forward and a backward as values.
 
+use super::plan::{Fill, Step};
 use super::planning::{bit, Planning};
 use super::{Operand, Pages, Shape};
 
@@ -26,6 +27,14 @@ pub struct Forward {
 }
 
 impl Forward {
+    /// Fills of the result and the logarithms by what rows outside of every sequence have.
+    pub(super) fn cleared(&self) -> [Step; 2] {
+        let (shape, pattern) = (&self.shape, f32::INFINITY.to_bits());
+        let count = shape.out_elements() * shape.dtype.size() / 4;
+        let out = Fill { address: self.out.address, pattern: 0, count };
+        [Step::Fill(out), Step::Fill(Fill { address: self.lse, pattern, count: shape.lse_elements() })]
+    }
+
     /// Which of the optional pointers of a kernel of whole sequences are real.
     pub(super) fn flags(&self, planning: &Planning) -> i32 {
         self.shape.flags(planning) | bit(self.lengths, planning.flags.has_seqused_k)
@@ -55,7 +64,9 @@ pub struct Backward {
     pub dk: Operand,
     /// Gradient of v, dense.
     pub dv: Operand,
-    /// Whether dk and dv may come in parts with a [`Step::Sum`](super::plan::Step::Sum), which keeps a GPU busy where
-    /// few key heads serve many query heads.
-    pub may_split: bool,
+    /// Device address of the gradient of the sinks, of their type; 0: it is not computed.
+    pub dsinks: u64,
+    /// Device address of the gradient of the bias, of its type: dense `(batch, heads, seqlen_q, seqlen_k)` or, of a table,
+    /// `(batch, heads, seqlen_q + seqlen_k - 1)`, without the axes that share the bias; 0: it is not computed.
+    pub dbias: u64,
 }

@@ -66,28 +66,34 @@ pub struct Choice {
     serves: HashMap<String, HashSet<String>>,
 }
 
-/// The options that a call uses, by their names in the table, beside its mask and its lengths.
-fn used(shape: &Shape, is_paged: bool) -> impl Iterator<Item = &'static str> {
+/// The options that a call uses beside its window and its lengths: their names in the table, and here.
+fn used(shape: &Shape, is_paged: bool) -> impl Iterator<Item = (&'static str, &'static str)> {
     let options = &shape.options;
     [
-        ("softcap", shape.softcap != 0.0),
-        ("alibi_slopes", shape.alibi_slopes != 0),
-        ("s_aux", options.sinks != 0),
-        ("attn_bias", options.bias.address != 0),
-        ("dropout_p", options.dropout != 0.0),
-        ("leftpad_k", options.leftpad != 0),
-        ("mask", options.mask.is_used()),
-        ("block_table", is_paged),
+        ("softcap", "softcap", shape.softcap != 0.0),
+        ("alibi_slopes", "alibi_slopes", shape.alibi_slopes != 0),
+        ("s_aux", "sinks", options.sinks != 0),
+        ("attn_bias", "bias", options.bias.address != 0),
+        ("dropout_p", "dropout", options.dropout != 0.0),
+        ("leftpad_k", "leftpad_k", options.leftpad != 0),
+        ("mask", "mask", options.mask.is_used()),
+        ("block_table", "block_table", is_paged),
     ]
     .into_iter()
-    .filter_map(|(name, is_used)| is_used.then_some(name))
+    .filter_map(|(name, here, is_used)| is_used.then_some((name, here)))
 }
 
 impl Choice {
-    /// Whether a row of the table, such as `asm-fwd`, names every option that a call uses.
-    pub(super) fn serves(&self, row: &str, shape: &Shape, is_paged: bool) -> bool {
+    /// The first option that a call uses and a row of the table, such as `asm-fwd`, does not name.
+    pub(super) fn unserved(&self, row: &str, shape: &Shape, is_paged: bool) -> Option<&'static str> {
         let honoured = self.serves.get(row);
-        used(shape, is_paged).all(|name| honoured.is_some_and(|names| names.contains(name)))
+        let is_served = |name| honoured.is_some_and(|names| names.contains(name));
+        used(shape, is_paged).find_map(|(name, here)| (!is_served(name)).then_some(here))
+    }
+
+    /// Whether a row of the table names every option that a call uses.
+    pub(super) fn serves(&self, row: &str, shape: &Shape, is_paged: bool) -> bool {
+        self.unserved(row, shape, is_paged).is_none()
     }
 
     /// The kernel providers for a call, fastest first. The rows are for calls without score

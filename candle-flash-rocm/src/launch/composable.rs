@@ -4,6 +4,7 @@
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
 use super::plan::{Catalogue, Fill, Launch, Memory, Step};
+use super::sums::plan_dsinks;
 use super::{Backward, Dtype, Forward, Operand, Planning, Shape};
 use crate::error::Result;
 
@@ -99,10 +100,7 @@ pub fn plan_forward_ck(call: &Forward, kernels: &dyn Catalogue, planner: &dyn Pl
     let mut steps = Vec::new();
     if shape.is_packed() || shape.seqlen_k == 0 {
         // Rows outside of every sequence, or without a key.
-        let count = shape.rows_q() * shape.heads * shape.head_dim * shape.dtype.size() / 4;
-        steps.push(Step::Fill(Fill { address: call.out.address, pattern: 0, count }));
-        let pattern = f32::INFINITY.to_bits();
-        steps.push(Step::Fill(Fill { address: call.lse, pattern, count: shape.lse_elements() }));
+        steps.extend(call.cleared());
     }
     if [shape.batch, shape.seqlen_q, shape.seqlen_k].contains(&0) {
         return Ok(Some(steps));
@@ -163,8 +161,9 @@ pub fn plan_backward_ck(
         }
     }
     steps.push(Step::Fill(Fill { address: sums, pattern: 0, count: bytes / 4 }));
+    let dsinks = plan_dsinks(call, kernels, delta)?;
     Ok(planner.plan(Call::Backward, &parameters(sums))?.ok().map(|launches| {
-        steps.extend(launches.into_iter().map(Step::Launch));
+        steps.extend(launches.into_iter().map(Step::Launch).chain(dsinks));
         steps
     }))
 }

@@ -1,11 +1,11 @@
 //! The plan of a forward.
 
-use super::plan::{chunk, line, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::plan::{chunk, line, Catalogue, Device, Launch, Memory, Step};
 use super::refuse::refuse;
-use super::signature::Name;
-use super::split_kv;
+use super::signature::{set, Name};
 use super::tile_lists::plan_lists;
-use super::{Dtype, Forward};
+use super::{fp8, int8, split_kv};
+use super::{Compute, Dtype, Forward};
 use crate::error::Result;
 
 /// Plans a forward.
@@ -25,6 +25,11 @@ pub fn plan_forward(
     let tensors = [("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)];
     for (name, operand) in tensors {
         operand.check(name, shape.vec(), planning)?;
+    }
+    match shape.options.compute {
+        Compute::AsStored => {}
+        Compute::Int8 => return int8::plan(call, kernels, memory),
+        Compute::Fp8 => return fp8::plan(call, kernels, memory),
     }
     if let Some(pages) = &call.pages {
         pages.check()?;
@@ -49,29 +54,17 @@ pub fn plan_forward(
     let (blocks, planes, packed) = shape.grid(planning, tile.block_m, shape.seqlen_q, shape.heads, shape.rows_q());
     let mut steps = Vec::new();
     if blocks * planes == 0 {
-        // No program clears the rows outside of every sequence.
-        let elements = shape.out_elements();
-        steps.push(Step::Fill(Fill {
-            address: call.out.address,
-            pattern: 0,
-            count: elements * shape.dtype.size() / 4,
-        }));
-        let pattern = f32::INFINITY.to_bits();
-        steps.push(Step::Fill(Fill { address: call.lse, pattern, count: shape.lse_elements() }));
-        return Ok(steps);
+        return Ok(call.cleared().into()); // no program clears the rows outside of every sequence
     }
     let (table, table_stride, page_size) =
         call.pages.map_or((0, 0, 1), |pages| (pages.table, pages.stride, pages.size));
     let mut values = shape.values(planning, [&call.q, &call.k, &call.v], call.lse)?;
     values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, shape.dtype.vec())?;
-    values.pointers(&[(Name::seqused_k, call.lengths), (Name::block_table, table)]);
-    values.sizes(&[
-        (Name::stride_tb, table_stride),
-        (Name::page_size, page_size),
-        (Name::m_blocks, blocks),
-        (Name::planes, shape.heads * shape.batch),
-        (Name::chunk, chunk(planes, shape.is_even(), &tile, planning)),
-    ])?;
+    set!(values.pointers: seqused_k = call.lengths, block_table = table);
+    set!(values.sizes:
+        stride_tb = table_stride, page_size = page_size, m_blocks = blocks, planes = shape.heads * shape.batch,
+        chunk = chunk(planes, shape.is_even(), &tile, planning)
+    )?;
     values.ints(&[(
         Name::flags,
         packed | call.flags(planning) | shape.score_flags(planning) | shape.options.mask.flags(&planning.flags),

@@ -20,6 +20,18 @@ pub struct Bias {
     pub is_fp32: bool,
 }
 
+/// In which numbers a forward of whole sequences computes its products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compute {
+    /// In those of its tensors.
+    #[default]
+    AsStored,
+    /// Products of queries and keys in INT8, with a scale for a block of rows. RDNA 3 and 4 have kernels.
+    Int8,
+    /// All products in FP8, with a scale for each sequence and head.
+    Fp8,
+}
+
 /// Options of a call. The default is none. Addresses of 0 are options that are not used.
 #[allow(clippy::struct_excessive_bools)] // each of them an option of its own
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -57,8 +69,14 @@ pub struct Options {
     /// Whether a row of q is a row of a second query, as wide as v, and behind it `head_dim` columns: v are keys of the
     /// second query too, as in multi-head latent attention.
     pub has_second_query: bool,
-    /// Device addresses of fp32 `(batch, heads_k)`: what undoes the scales of q, k and v.
+    /// Device addresses of fp32 `(batch, heads_k)`: what undoes the scales of q, k and v. With [`Compute::Fp8`] those of
+    /// tensors that are not FP8 are computed where they are 0, and q's is `(batch, heads)`.
     pub descales: [u64; 3],
+    /// In which numbers products are computed.
+    pub compute: Compute,
+    /// Device address of fp32 `(batch, heads_k, head_dim)` for [`Compute::Int8`]: the mean key, which is subtracted from
+    /// each key and changes no result. The logarithms of the sums are those of scores without it.
+    pub k_mean: u64,
     /// Which keys a query sees besides.
     pub mask: Mask,
 }

@@ -49,22 +49,6 @@ pub struct Fill {
     pub count: usize,
 }
 
-/// Partial gradients to add up: fp32 `(rows, parts, head_dim)` become elements `(rows, head_dim)` of the call's type.
-///
-/// Rows are those of k and its heads. No kernel computes this sum. The host or the caller's
-/// framework does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sum {
-    /// Device address of the parts.
-    pub parts: u64,
-    /// Number of parts of a row.
-    pub count: usize,
-    /// Rows of the result, counting heads.
-    pub rows: usize,
-    /// Device address of the dense result.
-    pub result: u64,
-}
-
 /// A step of a plan; the steps of a plan run in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
@@ -72,8 +56,6 @@ pub enum Step {
     Fill(Fill),
     /// Launches a kernel.
     Launch(Launch),
-    /// Adds up partial gradients.
-    Sum(Sum),
 }
 
 /// What plans need to know of a kernel.

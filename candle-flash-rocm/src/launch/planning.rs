@@ -10,30 +10,13 @@ use crate::error::{Error, Result};
 /// Bits of the kernels' `flags`, and limits that kernels have in their code.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[rustfmt::skip]
 pub(super) struct Flags {
-    pub has_cu_seqlens_q: i32,
-    pub has_cu_seqlens_k: i32,
-    pub has_seqused_k: i32,
-    pub has_leftpad_k: i32,
-    pub has_alibi: i32,
-    pub has_cache_batch_idx: i32,
-    pub has_rotary_seqlens: i32,
-    pub has_descale: i32,
-    pub has_block_table: i32,
-    pub has_sinks: i32,
-    pub sinks_like_out: i32,
-    pub bias_is_fp32: i32,
-    pub has_blocks: i32,
-    pub has_ranges: i32,
-    pub has_ids: i32,
-    pub has_hidden: i32,
-    #[serde(rename = "QUERY_HAS_16_BITS")]
-    pub query_has_16_bits: i32,
-    #[serde(rename = "QUERY_IS_FP16")]
-    pub query_is_fp16: i32,
-    pub packed_blocks: i32,
-    pub rotary_interleaved: i32,
-    pub rotary_moves: i32,
+    pub has_cu_seqlens_q: i32, pub has_cu_seqlens_k: i32, pub has_seqused_k: i32, pub has_leftpad_k: i32,
+    pub has_alibi: i32, pub has_cache_batch_idx: i32, pub has_rotary_seqlens: i32, pub has_descale: i32,
+    pub has_block_table: i32, pub has_sinks: i32, pub sinks_like_out: i32, pub bias_is_fp32: i32, pub has_blocks: i32,
+    pub has_ranges: i32, pub has_ids: i32, pub has_hidden: i32, pub query_has_16_bits: i32, pub query_is_fp16: i32,
+    pub packed_blocks: i32, pub rotary_interleaved: i32, pub rotary_moves: i32,
     /// The window size that means "no limit": larger than any sequence.
     pub open_window: i32,
     /// Row strides are smaller than this, in units of 16 bytes.
@@ -65,47 +48,27 @@ pub(super) struct OperationKernels {
 
 /// Times of 64 keys in the forward kernel, in microseconds of one multiprocessor, for head dims up to `head_dim`.
 #[derive(Clone, Debug, Deserialize)]
+#[rustfmt::skip]
 pub(super) struct WholeCost {
-    pub head_dim: usize,
-    pub alone: f64,
-    pub tile: f64,
-    pub read: f64,
+    pub head_dim: usize, pub alone: f64, pub tile: f64, pub read: f64,
 }
 
 /// The same times of `decode` and of `extend`.
 #[derive(Clone, Debug, Deserialize)]
+#[rustfmt::skip]
 pub(super) struct SplitCost {
-    pub head_dim: usize,
-    pub decode: f64,
-    pub extend: f64,
+    pub head_dim: usize, pub decode: f64, pub extend: f64,
 }
 
 /// When split-KV is profitable, and how many splits are. `flash_attn/kernels/planning.py` describes each number.
 #[derive(Clone, Debug, Deserialize)]
+#[rustfmt::skip]
 pub(super) struct SplitKv {
-    pub decode_rows: usize,
-    pub extend_rows: usize,
-    pub least_keys: usize,
-    pub whole: Vec<WholeCost>,
-    pub split: Vec<SplitCost>,
-    pub start_whole: f64,
-    pub start_decode: f64,
-    pub start_extend: f64,
-    pub join: f64,
-    pub margin: f64,
-    pub resident: usize,
-    pub latent_dim: usize,
-    pub latent_resident: usize,
-    pub max_splits: usize,
-    pub start: f64,
-    pub combine: f64,
-    pub part: f64,
-    pub gain: f64,
-    pub many_splits: usize,
-    pub few_rows: usize,
-    pub page_unit: usize,
-    pub max_page_units: usize,
-    pub endless: usize,
+    pub decode_rows: usize, pub extend_rows: usize, pub least_keys: usize, pub whole: Vec<WholeCost>,
+    pub split: Vec<SplitCost>, pub start_whole: f64, pub start_decode: f64, pub start_extend: f64, pub join: f64,
+    pub margin: f64, pub resident: usize, pub latent_dim: usize, pub latent_resident: usize, pub max_splits: usize,
+    pub start: f64, pub combine: f64, pub part: f64, pub gain: f64, pub many_splits: usize, pub few_rows: usize,
+    pub page_unit: usize, pub max_page_units: usize, pub endless: usize,
 }
 
 impl SplitKv {
@@ -121,11 +84,9 @@ impl SplitKv {
 
 /// How programs share the blocks of a call.
 #[derive(Clone, Debug, Deserialize)]
+#[rustfmt::skip]
 pub(super) struct Grid {
-    pub chunk: usize,
-    pub packed_share: (usize, usize),
-    pub rows_worth_splits: usize,
-    pub programs_of_unit: usize,
+    pub chunk: usize, pub packed_share: (usize, usize), pub rows_worth_splits: usize, pub programs_of_unit: usize,
 }
 
 /// Composable Kernel: the head dims of its kernels, and the queries of a tile of its forward.
@@ -133,6 +94,15 @@ pub(super) struct Grid {
 pub(super) struct Composable {
     pub head_dims: Vec<usize>,
     pub rows: usize,
+}
+
+/// FP8: the largest number of each format, the columns that a sequence of transposed values is a multiple of, and the
+/// types of a result in the order in which the kernel numbers them.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Fp8 {
+    pub largest: BTreeMap<String, f32>,
+    pub columns: usize,
+    pub results: Vec<String>,
 }
 
 /// What a kernel does.
@@ -155,27 +125,21 @@ pub(super) enum MaskKind {
 
 /// A kernel of AMD's assembly, and the calls that it serves.
 #[derive(Clone, Debug, Deserialize)]
+#[rustfmt::skip]
 pub(super) struct AssemblyKernel {
-    pub name: String,
-    pub op: Operation,
-    pub dtype: String,
-    pub least_dim: usize,
-    pub head_dim: usize,
+    pub name: String, pub op: Operation, pub dtype: String, pub mask: MaskKind, pub packed: bool,
+    pub least_dim: usize, pub head_dim: usize,
     /// The head dim of v if it differs from q's, else 0.
     pub value_dim: usize,
-    pub mask: MaskKind,
-    pub packed: bool,
     /// Queries of a tile.
     pub rows: usize,
 }
 
 /// AMD's assembly: its kernels, and what they can address.
 #[derive(Clone, Debug, Deserialize)]
+#[rustfmt::skip]
 pub(super) struct Assembly {
-    pub max_bytes: usize,
-    pub max_row_bytes: usize,
-    pub mi308_units: Vec<usize>,
-    pub max_queries_by_heads: usize,
+    pub max_bytes: usize, pub max_row_bytes: usize, pub mi308_units: Vec<usize>, pub max_queries_by_heads: usize,
     pub kernels: Vec<AssemblyKernel>,
 }
 
@@ -188,6 +152,7 @@ pub struct Planning {
     pub(super) mask_block: usize,
     pub(super) split_kv: SplitKv,
     pub(super) grid: Grid,
+    pub(super) fp8: Fp8,
     pub(super) composable: Composable,
     pub(super) assembly: Assembly,
 }

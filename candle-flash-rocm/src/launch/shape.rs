@@ -2,8 +2,8 @@
 
 use super::planning::{bit, Planning};
 use super::refuse::{refuse, Used};
-use super::signature::{Name, Values};
-use super::{Bias, Dtype, Operand, Options};
+use super::signature::{set, Name, Values};
+use super::{Bias, Compute, Dtype, Operand, Options};
 use crate::error::{argument, Result};
 
 /// Elements of a tensor: more than any GPU has memory for, and far from the largest number.
@@ -159,12 +159,17 @@ impl Shape {
         if options.appended > self.seqlen_k {
             return argument("appended", options.appended, format!("at most seqlen_k, {}", self.seqlen_k));
         }
-        if options.descales.iter().any(|&address| (address != 0) != options.is_fp8) {
-            return argument(
-                "descales",
-                format!("{:?}", options.descales),
-                "three addresses for an FP8 cache, else none",
-            );
+        let stored = [options.q_is_fp8, options.is_fp8, options.is_fp8];
+        let is_wrong = |(&address, is_fp8): (&u64, bool)| match options.compute {
+            Compute::Fp8 => is_fp8 && address == 0,
+            _ => (address != 0) != options.is_fp8,
+        };
+        if options.descales.iter().zip(stored).any(is_wrong) {
+            let wanted = "addresses for what is stored in FP8, all three over a cache in FP8, else none";
+            return argument("descales", format!("{:?}", options.descales), wanted);
+        }
+        if options.k_mean != 0 && options.compute != Compute::Int8 {
+            return argument("k_mean", "an address", "none without compute in INT8");
         }
         if options.is_fp8 && (self.dtype == Dtype::F32 || (options.q_is_fp8 && self.dtype != Dtype::Bf16)) {
             return argument("dtype", self.dtype.name(), "bf16 over an FP8 cache, or fp16 with queries in fp16");
@@ -209,7 +214,7 @@ impl Shape {
 
     /// Elements in 16 bytes of the narrowest tensor, the unit of strides and head dims.
     pub(super) fn vec(&self) -> usize {
-        if self.options.is_fp8 {
+        if self.options.is_fp8 || self.options.compute == Compute::Fp8 {
             16
         } else {
             self.dtype.vec()
@@ -300,38 +305,20 @@ impl Shape {
         values.operand(Name::q, [Name::stride_qb, Name::stride_qm, Name::stride_qh], q, vec)?;
         values.operand(Name::k, [Name::stride_kb, Name::stride_kn, Name::stride_kh], k, vec)?;
         values.operand(Name::v, [Name::stride_vb, Name::stride_vn, Name::stride_vh], v, vec)?;
-        values.pointers(&[
-            (Name::lse, lse),
-            (Name::cu_seqlens_q, self.cu_seqlens_q),
-            (Name::cu_seqlens_k, self.cu_seqlens_k),
-            (Name::seqused_k, 0),
-            (Name::leftpad_k, options.leftpad),
-            (Name::alibi_slopes, self.alibi_slopes),
-            (Name::rng_state, options.rng_state),
-            (Name::block_table, 0),
-            (Name::sinks, options.sinks),
-            (Name::bias, options.bias.address),
-        ]);
-        values.floats(&[
-            (Name::scale, self.softmax_scale),
-            (Name::softcap, self.softcap),
-            (Name::p_dropout, options.dropout),
-        ]);
+        set!(values.pointers:
+            lse = lse, cu_seqlens_q = self.cu_seqlens_q, cu_seqlens_k = self.cu_seqlens_k, seqused_k = 0,
+            leftpad_k = options.leftpad, alibi_slopes = self.alibi_slopes, rng_state = options.rng_state,
+            block_table = 0, sinks = options.sinks, bias = options.bias.address
+        );
+        set!(values.floats: scale = self.softmax_scale, softcap = self.softcap, p_dropout = options.dropout);
         let (lse_b, lse_h) = self.lse_strides();
-        values.sizes(&[
-            (Name::stride_lb, lse_b),
-            (Name::stride_lh, lse_h),
-            (Name::stride_ab, options.alibi_batch),
-            (Name::stride_sb, options.bias.batch),
-            (Name::stride_sh, options.bias.head),
-            (Name::nheads, self.heads),
-            (Name::group, self.group()),
-            (Name::seqlen_q, self.seqlen_q),
-            (Name::seqlen_k, self.seqlen_k),
-            (Name::head_dim, self.head_dim / vec),
-        ])?;
+        set!(values.sizes:
+            stride_lb = lse_b, stride_lh = lse_h, stride_ab = options.alibi_batch, stride_sb = options.bias.batch,
+            stride_sh = options.bias.head, nheads = self.heads, group = self.group(), seqlen_q = self.seqlen_q,
+            seqlen_k = self.seqlen_k, head_dim = self.head_dim / vec
+        )?;
         let (left, right) = self.window(planning.flags.open_window);
-        values.ints(&[(Name::window_left, left), (Name::window_right, right), (Name::stride_sm, options.bias.row)]);
+        set!(values.ints: window_left = left, window_right = right, stride_sm = options.bias.row);
         Ok(values)
     }
 

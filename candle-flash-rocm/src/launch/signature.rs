@@ -33,9 +33,20 @@ names! {
     page_size page_shift nheads nheads_k group parts seqlen_q seqlen_k seqlen_new capacity total_k head_dim head_dim_v
     window_left window_right m_blocks n_blocks planes chunk lse_rows num_splits flags
     rotary_half places k_blocks q_blocks
+    batch rows sums first diagonals planes_b planes_h dbias dsinks
+    x y amax descale limit seqlen kind mean scales blocks smooth q_scales k_scales stride_vd
+    stride_xb stride_xm stride_xh stride_yb stride_ym stride_yh
     tiles tile_counts block_mask key_ranges ids_q ids_k lists_b lists_h list_length block_q block_k ranges_b ranges_h
     ids_qb ids_kb hidden_queries hidden_b hidden_h block_m block_n lists by_keys
 }
+
+/// Gives arguments their values: `set!(values.sizes: nheads = 8, group = 2)`.
+macro_rules! set {
+    ($values:ident.$kind:ident: $($name:ident = $value:expr),*) => {
+        $values.$kind(&[$(($crate::launch::signature::Name::$name, $value)),*])
+    };
+}
+pub(super) use set;
 
 /// The (batch, row, head) strides of a tensor.
 pub(super) type Strides = [Name; 3];
@@ -85,8 +96,8 @@ impl Values {
     /// The address and the strides of a tensor, these in units of `vec` elements.
     pub fn operand(&mut self, name: Name, strides: Strides, operand: &Operand, vec: usize) -> Result<()> {
         self.pointers(&[(name, operand.address)]);
-        let [batch, row, head] = strides;
-        self.sizes(&[(batch, operand.batch / vec), (row, operand.row / vec), (head, operand.head / vec)])
+        let sizes = [operand.batch, operand.row, operand.head].map(|stride| stride / vec);
+        self.sizes(&[(strides[0], sizes[0]), (strides[1], sizes[1]), (strides[2], sizes[2])])
     }
 }
 

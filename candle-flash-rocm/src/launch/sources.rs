@@ -3,8 +3,8 @@
 use super::plan::{Catalogue, Device, Memory, Step};
 use super::planning::Operation;
 use super::{
-    assembly, plan_backward, plan_backward_ck, plan_forward, plan_forward_ck, split_kv, Backward, Forward, Planner,
-    Shape, Source,
+    assembly, plan_backward, plan_backward_ck, plan_forward, plan_forward_ck, split_kv, Backward, Compute, Forward,
+    Planner, Shape, Source,
 };
 use crate::error::Result;
 
@@ -96,7 +96,9 @@ impl Sources<'_> {
     ) -> Result<impl Iterator<Item = Source> + use<'_>> {
         shape.check(self.kernels.planning())?;
         let all = match self.planner {
-            Some(_) if !shape.options.needs_cache() => self.kernels.choice().sources(operation, shape, is_paged),
+            Some(_) if !shape.options.needs_cache() && shape.options.compute == Compute::AsStored => {
+                self.kernels.choice().sources(operation, shape, is_paged)
+            }
             _ => &[],
         };
         Ok(all.iter().copied().take_while(|source| *source != Source::Triton))

@@ -3,9 +3,9 @@
 use super::plan::{line, Catalogue, Device, Fill, Launch, Memory, Step};
 use super::planning::{bit, SplitKv};
 use super::refuse::refuse;
-use super::signature::{Name, Values};
-use super::{Dtype, Forward, Operand, Planning, Shape};
-use crate::error::{argument, Error, Result};
+use super::signature::{set, Name, Values};
+use super::{fp8, Dtype, Forward, Operand, Planning, Shape};
+use crate::error::{argument, Result};
 
 /// Microseconds of the host for a second launch in a call: 2.4 for a split call, 0.7 for a plain one, from C with a HIP
 /// runtime that does nothing (2026-11-28).
@@ -110,9 +110,6 @@ fn splits(programs: usize, blocks: usize, slots: usize, rows: usize, costs: &Spl
     best
 }
 
-/// Names of FP8 formats. A store has kernels for the format of its GPU.
-const FP8: [&str; 2] = ["fp8e4nv", "fp8e4b8"];
-
 /// The kernel for this number of rows per key head, and the rows and keys of its tile.
 fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(String, usize, usize)> {
     let (shape, options, planning) = (&call.shape, &call.shape.options, kernels.planning());
@@ -122,18 +119,12 @@ fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(St
         (true, _) => "sink",
     };
     let dim = shape.head_dim.max(shape.head_dim_v);
-    let named = |operation: &str, element| planning.kernel(operation, element, dim, kind);
+    let named = |operation: &str, element: &str| planning.kernel(operation, element, dim, kind);
     let name = |operation: &str| {
         if !options.is_fp8 {
             return named(operation, shape.dtype.name());
         }
-        for element in FP8 {
-            let name = named(operation, element)?;
-            if kernels.has(&name) {
-                return Ok(name);
-            }
-        }
-        Err(Error::Unsupported(format!("k: stored as fp8, and this store has no kernel {operation} for it")))
+        fp8::kernel_of(kernels, "k: stored as fp8", |element| named(operation, element)).map(|(kernel, _)| kernel)
     };
     let [mut operation, many] =
         if options.has_second_query { ["latent", "latent-extend"] } else { ["decode", "extend"] };
@@ -219,32 +210,17 @@ pub(super) fn plan(
     let vec = shape.vec();
     let mut values = shape.values(planning, [&call.q, &line_of(call.k), &line_of(call.v)], call.lse)?;
     values.operand(Name::out, [Name::stride_ob, Name::stride_om, Name::stride_oh], &call.out, vec)?;
-    values.pointers(&[
-        (Name::partial, partial),
-        (Name::partial_lse, partial_lse),
-        (Name::cu_seqlens_k, options.appended_starts),
-        (Name::seqused_k, call.lengths),
-        (Name::block_table, table),
-        (Name::q_descale, descales[0]),
-        (Name::k_descale, descales[1]),
-        (Name::v_descale, descales[2]),
-    ]);
-    values.floats(&[(Name::page_inverse, (unit as f64 / page_size as f64) as f32)]);
-    values.sizes(&[
-        (Name::stride_tb, table_stride),
-        (Name::page_size, page_size),
-        (Name::page_shift, unit.ilog2() as usize),
-        (Name::nheads_k, shape.heads_k),
-        (Name::seqlen_k, length),
-        (Name::seqlen_new, options.appended),
-        (Name::capacity, capacity),
-        (Name::head_dim_v, shape.head_dim_v / vec),
-        (Name::chunk, options.chunk),
-        (Name::lse_rows, elements),
-        (Name::m_blocks, blocks_m),
-        (Name::num_splits, num_splits),
-    ])?;
-    values.ints(&[(Name::flags, bits)]);
+    set!(values.pointers:
+        partial = partial, partial_lse = partial_lse, cu_seqlens_k = options.appended_starts, seqused_k = call.lengths,
+        block_table = table, q_descale = descales[0], k_descale = descales[1], v_descale = descales[2]
+    );
+    set!(values.floats: page_inverse = (unit as f64 / page_size as f64) as f32);
+    set!(values.sizes:
+        stride_tb = table_stride, page_size = page_size, page_shift = unit.ilog2() as usize, nheads_k = shape.heads_k,
+        seqlen_k = length, seqlen_new = options.appended, capacity = capacity, head_dim_v = shape.head_dim_v / vec,
+        chunk = options.chunk, lse_rows = elements, m_blocks = blocks_m, num_splits = num_splits
+    )?;
+    set!(values.ints: flags = bits);
     steps.push(Launch::filled(kernels, kernel, line(programs * num_splits)?, &values)?);
     if num_splits > 1 {
         steps.push(join(call, kernels, partial, partial_lse, num_splits)?);
@@ -263,32 +239,15 @@ fn join(call: &Forward, kernels: &dyn Catalogue, partial: u64, partial_lse: u64,
     let (lse_b, lse_h) = shape.lse_strides();
     let Operand { batch, row, head, .. } = call.out;
     let mut values = Values::new();
-    values.pointers(&[
-        (Name::partial, partial),
-        (Name::partial_lse, partial_lse),
-        (Name::out, call.out.address),
-        (Name::lse, call.lse),
-    ]);
-    values.sizes(&[
-        (Name::stride_ps, elements * dim),
-        (Name::stride_pb, lse_b * dim),
-        (Name::stride_pm, dim),
-        (Name::stride_ph, lse_h * dim),
-        (Name::stride_rs, elements),
-        (Name::stride_rb, lse_b),
-        (Name::stride_rm, 1),
-        (Name::stride_rh, lse_h),
-        (Name::stride_ob, if shape.is_packed() { 0 } else { batch }),
-        (Name::stride_om, row),
-        (Name::stride_oh, head),
-        (Name::stride_lb, lse_b),
-        (Name::stride_lm, 1),
-        (Name::stride_lh, lse_h),
-        (Name::nheads, shape.heads),
-        (Name::seqlen_q, if shape.is_packed() { shape.total_q } else { shape.seqlen_q }),
-        (Name::head_dim, dim),
-        (Name::num_splits, num_splits),
-    ])?;
+    set!(values.pointers: partial = partial, partial_lse = partial_lse, out = call.out.address, lse = call.lse);
+    set!(values.sizes:
+        stride_ps = elements * dim, stride_pb = lse_b * dim, stride_pm = dim, stride_ph = lse_h * dim,
+        stride_rs = elements, stride_rb = lse_b, stride_rm = 1, stride_rh = lse_h,
+        stride_ob = if shape.is_packed() { 0 } else { batch }, stride_om = row, stride_oh = head, stride_lb = lse_b,
+        stride_lm = 1, stride_lh = lse_h, nheads = shape.heads,
+        seqlen_q = if shape.is_packed() { shape.total_q } else { shape.seqlen_q }, head_dim = dim,
+        num_splits = num_splits
+    )?;
     let grid = [line(elements)?[0], dim.div_ceil(planning.columns("combine")?) as u32, 1];
     Launch::filled(kernels, kernel, grid, &values)
 }

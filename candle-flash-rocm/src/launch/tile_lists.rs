@@ -1,7 +1,7 @@
 //! The lists of tiles that kernels of a mask visit.
 
 use super::plan::{line, Catalogue, Launch, Memory, Step};
-use super::signature::{Name, Values};
+use super::signature::{set, Values};
 use super::{Mask, Shape};
 use crate::error::Result;
 
@@ -33,40 +33,22 @@ pub(super) fn plan_lists(
     let counts = memory.allocate(batch * heads * lists * 2 * 4)?;
     let [block_q, block_k] = if mask.blocks == 0 { [planning.mask_block; 2] } else { mask.block_size };
     let mask_row = if mask.blocks == 0 { 0 } else { shape.seqlen_k.div_ceil(block_k) };
-    values.pointers(&[
-        (Name::tiles, tiles),
-        (Name::tile_counts, counts),
-        (Name::block_mask, mask.blocks),
-        (Name::key_ranges, mask.ranges),
-        (Name::ids_q, mask.ids[0]),
-        (Name::ids_k, mask.ids[1]),
-        (Name::hidden_queries, mask.hidden),
-    ]);
-    values.sizes(&[
-        (Name::stride_sb, mask.blocks_strides[0]),
-        (Name::stride_sh, mask.blocks_strides[1]),
-        (Name::stride_sm, mask_row),
-        (Name::ranges_b, mask.ranges_strides[0]),
-        (Name::ranges_h, mask.ranges_strides[1]),
-        (Name::ids_qb, mask.ids_batch[0]),
-        (Name::ids_kb, mask.ids_batch[1]),
-        (Name::hidden_b, mask.hidden_strides[0]),
-        (Name::hidden_h, mask.hidden_strides[1]),
-        (Name::block_q, block_q),
-        (Name::block_k, block_k),
-        (Name::list_length, longest + 1),
-        (Name::lists_b, if batch > 1 { heads * lists } else { 0 }),
-        (Name::lists_h, if heads > 1 { lists } else { 0 }),
-    ])?;
+    set!(values.pointers:
+        tiles = tiles, tile_counts = counts, block_mask = mask.blocks, key_ranges = mask.ranges, ids_q = mask.ids[0],
+        ids_k = mask.ids[1], hidden_queries = mask.hidden
+    );
+    set!(values.sizes:
+        stride_sb = mask.blocks_strides[0], stride_sh = mask.blocks_strides[1], stride_sm = mask_row,
+        ranges_b = mask.ranges_strides[0], ranges_h = mask.ranges_strides[1], ids_qb = mask.ids_batch[0],
+        ids_kb = mask.ids_batch[1], hidden_b = mask.hidden_strides[0], hidden_h = mask.hidden_strides[1],
+        block_q = block_q, block_k = block_k, list_length = longest + 1,
+        lists_b = if batch > 1 { heads * lists } else { 0 }, lists_h = if heads > 1 { lists } else { 0 }
+    )?;
     let mut of_lists = values.clone();
-    of_lists.sizes(&[
-        (Name::nheads, heads),
-        (Name::block_m, tile.0),
-        (Name::block_n, tile.1),
-        (Name::lists, lists),
-        (Name::by_keys, usize::from(by_keys)),
-    ])?;
-    of_lists.ints(&[(Name::flags, mask.flags(&planning.flags))]);
+    set!(of_lists.sizes:
+        nheads = heads, block_m = tile.0, block_n = tile.1, lists = lists, by_keys = usize::from(by_keys)
+    )?;
+    set!(of_lists.ints: flags = mask.flags(&planning.flags));
     let grid = line(batch * heads * lists)?;
     Launch::filled(kernels, planning.kernel("sparse-lists", "fp16", 1, "")?, grid, &of_lists)
 }

@@ -10,7 +10,7 @@ use crate::context::RocmContext;
 use crate::cpu::{Element, Sequence, View};
 use crate::error::{argument, Error, Result};
 use crate::launch::Shape;
-use crate::memory::{collect, copied, room, tensor, zeros};
+use crate::memory::{collect, room, tensor, zeros};
 use crate::raw::host::{HostBackward, HostForward};
 
 /// A call's tensors as the device takes them: dense, with padded head dims, and the index tensors' values.
@@ -160,11 +160,7 @@ impl Attention {
                 dout: bytemuck::cast_slice(&dout),
                 lse: &lse,
             };
-            session.backward(&call, |sums| {
-                let mut narrowed: Vec<T> = zeros(sums.len(), "dk or dv")?;
-                T::narrow(sums, &mut narrowed);
-                Ok(copied(bytemuck::cast_slice(&narrowed), "dk or dv")?)
-            })
+            session.backward(&call)
         })?;
         let [dq, dk, dv] = gradients.map(|bytes| unpadded(&bytes, padded, sizes.dim));
         Ok([dq?, dk?, dv?])

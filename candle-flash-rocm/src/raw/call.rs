@@ -36,56 +36,22 @@ fn numbers<'a>(name: &'static str, field: &'a mut u64) -> Address<'a> {
 
 /// The addresses of a shape and its options. A new field has to be named here, or this does not compile.
 fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
+    #[rustfmt::skip]
     let Shape {
-        dtype: _,
-        batch: _,
-        heads: _,
-        heads_k: _,
-        head_dim: _,
-        head_dim_v: _,
-        seqlen_q: _,
-        seqlen_k: _,
-        total_q: _,
-        total_k: _,
-        softmax_scale: _,
-        softcap: _,
-        window_left: _,
-        window_right: _,
-        alibi_slopes,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        options,
+        dtype: _, batch: _, heads: _, heads_k: _, head_dim: _, head_dim_v: _, seqlen_q: _, seqlen_k: _, total_q: _,
+        total_k: _, softmax_scale: _, softcap: _, window_left: _, window_right: _, alibi_slopes, cu_seqlens_q,
+        cu_seqlens_k, options,
     } = shape;
+    #[rustfmt::skip]
     let Options {
-        host_cost: _,
-        alibi_batch: _,
-        sinks,
-        sinks_are_fp32: _,
+        host_cost: _, alibi_batch: _, sinks, sinks_are_fp32: _, dropout: _, rng_state, leftpad, chunk: _, lines,
+        appended: _, appended_starts, num_splits: _, is_fp8: _, q_is_fp8: _, has_second_query: _,
+        descales: [q_descale, k_descale, v_descale], compute: _, k_mean,
         bias: Bias { address: bias, batch: _, head: _, row: _, is_fp32: _ },
-        dropout: _,
-        rng_state,
-        leftpad,
-        chunk: _,
-        lines,
-        appended: _,
-        appended_starts,
-        num_splits: _,
-        is_fp8: _,
-        q_is_fp8: _,
-        has_second_query: _,
-        descales: [q_descale, k_descale, v_descale],
-        mask:
-            Mask {
-                blocks,
-                blocks_strides: _,
-                block_size: _,
-                ranges,
-                ranges_strides: _,
-                ids: [ids_q, ids_k],
-                ids_batch: _,
-                hidden,
-                hidden_strides: _,
-            },
+        mask: Mask {
+            blocks, blocks_strides: _, block_size: _, ranges, ranges_strides: _, ids: [ids_q, ids_k], ids_batch: _,
+            hidden, hidden_strides: _,
+        },
     } = options;
     [
         numbers("alibi_slopes", alibi_slopes),
@@ -100,6 +66,7 @@ fn of_shape(shape: &mut Shape) -> impl Iterator<Item = Address<'_>> {
         numbers("q_descale", q_descale),
         numbers("k_descale", k_descale),
         numbers("v_descale", v_descale),
+        numbers("k_mean", k_mean),
         Address { name: "mask_blocks", alignment: 1, field: blocks },
         numbers("mask_ranges", ranges),
         numbers("mask_ids_q", ids_q),
@@ -122,10 +89,12 @@ pub(super) fn of_call(call: &mut Call) -> Vec<Address<'_>> {
             }
             addresses.extend(of_shape(shape));
         }
-        Call::Backward(Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split: _ }) => {
+        Call::Backward(Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, dsinks, dbias }) => {
             addresses.extend([rows("dout", dout), rows("q", q), rows("k", k), rows("v", v), rows("out", out)]);
             addresses.extend([rows("dq", dq), rows("dk", dk), rows("dv", dv)]);
             addresses.push(Address { name: "lse", alignment: ROWS, field: lse });
+            addresses.push(Address { name: "dsinks", alignment: HALVES, field: dsinks });
+            addresses.push(Address { name: "dbias", alignment: HALVES, field: dbias });
             addresses.extend(of_shape(shape));
         }
     }

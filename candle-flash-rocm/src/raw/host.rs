@@ -4,7 +4,7 @@
 use super::{run, Workspace};
 use crate::driver::{Kernels, Stream};
 use crate::error::Result;
-use crate::launch::{Backward, Forward, Memory, Operand, Pages, Shape, Step};
+use crate::launch::{Backward, Forward, Memory, Operand, Pages, Shape};
 use crate::memory::{collect, copied, zeros};
 
 /// A device, one of its streams, and device memory.
@@ -112,12 +112,8 @@ impl Session<'_> {
         Ok((out, floats(&lse, "the logarithms of the softmax sums")?))
     }
 
-    /// The backward: bytes of dq, dk and dv. `narrow` casts fp32 sums.
-    pub fn backward(
-        &mut self,
-        call: &HostBackward<'_>,
-        narrow: impl Fn(&[f32]) -> Result<Vec<u8>>,
-    ) -> Result<[Vec<u8>; 3]> {
+    /// The backward: bytes of dq, dk and dv.
+    pub fn backward(&mut self, call: &HostBackward<'_>) -> Result<[Vec<u8>; 3]> {
         self.workspace.reset();
         let placed = self.place(&call.forward)?;
         let like = |operand: Operand, address| Operand { address, ..operand };
@@ -137,28 +133,12 @@ impl Session<'_> {
             dq: like(placed.q, dq),
             dk: like(placed.k, dk),
             dv: like(placed.v, dv),
-            may_split: true,
+            dsinks: 0,
+            dbias: 0,
         };
         let steps = self.kernels.sources().backward(&backward, self.workspace)?;
-        let (sums, others): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| matches!(step, Step::Sum(_)));
         // SAFETY: as in `forward`.
-        unsafe { run(self.kernels, self.stream, &others)? };
-        let mut gradients = [Vec::new(), self.get(dk, size_k)?, self.get(dv, size_k)?];
-        gradients[0] = self.get(dq, size_q)?;
-        for step in sums {
-            let Step::Sum(sum) = step else { continue };
-            let dim = placed.shape.head_dim;
-            let parts = floats(&self.get(sum.parts, sum.rows * sum.count * dim * 4)?, "partial sums of dk or dv")?;
-            let mut total: Vec<f32> = zeros(sum.rows * dim, "the sums of dk or dv")?;
-            for (total, parts) in total.chunks_exact_mut(dim).zip(parts.chunks_exact(dim * sum.count)) {
-                for part in parts.chunks_exact(dim) {
-                    for (sum, value) in total.iter_mut().zip(part) {
-                        *sum += value;
-                    }
-                }
-            }
-            gradients[if sum.result == dk { 1 } else { 2 }] = narrow(&total)?;
-        }
-        Ok(gradients)
+        unsafe { run(self.kernels, self.stream, &steps)? };
+        Ok([self.get(dq, size_q)?, self.get(dk, size_k)?, self.get(dv, size_k)?])
     }
 }

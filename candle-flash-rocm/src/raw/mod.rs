@@ -53,7 +53,7 @@ mod scratch;
 mod workspace;
 
 use crate::driver::{Kernels, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::launch::{plan_append, Append, Backward, Forward, Step};
 pub use call::Call;
 pub use planned::Plan;
@@ -86,7 +86,7 @@ pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Worksp
 ///
 /// # Errors
 ///
-/// As [`forward`], and where `call.may_split` is set, because nothing here adds up parts.
+/// As [`forward`].
 pub unsafe fn backward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Backward) -> Result<()> {
     workspace.reset();
     let steps = kernels.sources().backward(call, workspace)?;
@@ -117,7 +117,7 @@ pub unsafe fn append(kernels: &Kernels, stream: &Stream, call: &Append) -> Resul
 ///
 /// # Errors
 ///
-/// If a kernel is missing, the driver refuses, or a step is a sum, which is the caller's.
+/// If a kernel is missing, or the driver refuses.
 pub(crate) unsafe fn run(kernels: &Kernels, stream: &Stream, steps: &[Step]) -> Result<()> {
     for step in steps {
         match step {
@@ -125,10 +125,6 @@ pub(crate) unsafe fn run(kernels: &Kernels, stream: &Stream, steps: &[Step]) -> 
             Step::Launch(launch) => unsafe { kernels.launch(stream, launch)? },
             // SAFETY: the caller's promise.
             Step::Fill(fill) => unsafe { kernels.fill(stream, fill)? },
-            Step::Sum(_) => {
-                let reason = "may_split: this function cannot add up partial dk and dv: set it to false";
-                return Err(Error::Unsupported(reason.into()));
-            }
         }
     }
     Ok(())

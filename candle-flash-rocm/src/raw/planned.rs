@@ -70,7 +70,6 @@ fn with_stand_ins(call: &Call, base: u64) -> (Call, Vec<u64>) {
 fn words(step: &Step) -> Vec<(usize, usize, u64)> {
     match step {
         Step::Fill(fill) => vec![(0, 0, fill.address)],
-        Step::Sum(_) => Vec::new(),
         Step::Launch(launch) => {
             let mut words = Vec::with_capacity(launch.arguments.len());
             for (index, argument) in launch.arguments.iter().enumerate() {
@@ -92,7 +91,6 @@ fn words(step: &Step) -> Vec<(usize, usize, u64)> {
 fn set(step: &mut Step, argument: usize, byte: usize, address: u64) {
     match step {
         Step::Fill(fill) => fill.address = address,
-        Step::Sum(_) => {}
         Step::Launch(launch) => match &mut launch.arguments[argument] {
             Argument::Structure(bytes) => bytes[byte..byte + 8].copy_from_slice(&address.to_le_bytes()),
             other => *other = Argument::Pointer(address),

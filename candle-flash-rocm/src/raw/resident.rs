@@ -304,7 +304,8 @@ pub(crate) fn backward<S: GpuStorage>(
         dq: dq_o,
         dk: dk_o,
         dv: dv_o,
-        may_split: false,
+        dsinks: 0,
+        dbias: 0,
     };
     // SAFETY: as in `forward`.
     unsafe {

@@ -144,7 +144,7 @@ def _diagonals(numbers: Numbers, size: int) -> Iterator[Part]:
             parts = [(head, x, min(size, diagonals - x)) for head in heads for x in range(0, diagonals, size)]
         for head, diagonal, count in parts:
             offsets = _offsets_of_bias(numbers, entry, head, 0)
-            offsets["sums"] = ((entry * nheads + head) * diagonals + diagonal) * 2 * numbers["block_m"]
+            offsets["sums"] = ((entry * nheads + head) * 2 * (diagonals + 1) + diagonal) * numbers["block_m"]
             yield count, offsets, {"first": numbers["first"] + diagonal}
 
 

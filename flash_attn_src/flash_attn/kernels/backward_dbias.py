@@ -154,9 +154,10 @@ def attn_bwd_ddiagonals(
     """One program: the tiles of a head on one diagonal of tiles, so that a place in a tile has the same distance of key
     and query in all of them.
 
-    sums, fp32 (batch, nheads, diagonals, 2 * BLOCK_M): element x of a diagonal of tiles is the sum of the gradients at
-    distance diagonal * BLOCK_M + x - BLOCK_M + 1 in its tiles. first: the diagonal of program 0; n_block - m_block is
-    the number of a diagonal. BLOCK_N is BLOCK_M. Grid: diagonals * nheads * batch. Otherwise as `attn_bwd_dbias`.
+    sums, fp32 (batch, nheads, 2, diagonals + 1, BLOCK_M): the sum of both parts at place x of the last two axes is that
+    of the gradients at distance (first - 1) * BLOCK_M + x + 1. A diagonal of tiles writes one block of each part, and
+    nobody the first part's last block and the second part's first. first: the diagonal of program 0; n_block - m_block
+    is the number of a diagonal. BLOCK_N is BLOCK_M. Grid: diagonals * nheads * batch. Otherwise as `attn_bwd_dbias`.
     """
     tl.static_assert(BLOCK_M == BLOCK_N)
     pid = tl.program_id(0)
@@ -189,4 +190,6 @@ def attn_bwd_ddiagonals(
     inside = (cols >= 0) & (cols < BLOCK_N)
     b_moved = tl.gather(b_sum, tl.minimum(tl.maximum(cols, 0), BLOCK_N - 1), 1)
     b_x = tl.sum(tl.where(inside, b_moved, 0.0), 0)  # [2 * BLOCK_M]
-    tl.store(sums + pid.to(tl.int64) * (2 * BLOCK_M) + offs_x, b_x)
+    length = (diagonals + 1) * BLOCK_M
+    offs_x += plane.to(tl.int64) * (2 * length) + pid % diagonals * BLOCK_M
+    tl.store(sums + offs_x + tl.where(tl.arange(0, 2 * BLOCK_M) < BLOCK_M, 0, length), b_x)

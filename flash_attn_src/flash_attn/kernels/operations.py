@@ -291,6 +291,27 @@ _COMBINE = Operation(
     kinds=("plain", "wide"),
     tuning="fixed",
 )
+_SUM = Operation(
+    name="sum",
+    module="sums",
+    function="attn_sum",
+    types={"*fp32": "partial", "*T": "out"},
+    aligned=(),
+    constants=("BLOCK_M", "BLOCK_D"),
+    sizes=(128,),
+    in_pieces=True,
+    kinds=("plain",),
+    has_separate_outputs=True,
+    tuning="fixed",
+)
+# The element type is that of the sinks.
+_BACKWARD_SINKS = replace(
+    _SUM,
+    name="bwd-dsinks",
+    function="attn_bwd_dsinks",
+    types={"*fp32": "lse delta", "*T": "sinks dsinks"},
+    constants=("BLOCK_M",),
+)
 _APPEND = Operation(
     name="append",
     module="append",
@@ -467,6 +488,8 @@ OPERATIONS: dict[str, Operation] = {
         _LATENT_EXTEND,
         _LATENT_EXTEND_PAGED,
         _COMBINE,
+        _SUM,
+        _BACKWARD_SINKS,
         _APPEND,
         _FP8_AMAX,
         _FP8_CAST,

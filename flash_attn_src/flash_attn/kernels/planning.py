@@ -6,6 +6,8 @@ so that the Rust crate plans by the same numbers. Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flash_attn.kernels import assembly, flags
@@ -123,7 +125,17 @@ class Composable(NamedTuple):
     rows: int = 128
 
 
-SPLIT_KV, GRID, COMPOSABLE = SplitKv(), Grid(), Composable()
+class Fp8(NamedTuple):
+    """Whole sequences in FP8. largest: the largest number of each format. columns: what a sequence of transposed values
+    is a multiple of (`fp8_cast.COLUMNS`). results: element types, in the order of `fp8_fwd`'s argument kind.
+    """
+
+    largest: Mapping[str, float] = MappingProxyType({"fp8e4nv": 448.0, "fp8e4b8": 240.0})
+    columns: int = 128
+    results: tuple[str, ...] = ("bf16", "fp16", "fp32")
+
+
+SPLIT_KV, GRID, COMPOSABLE, FP8 = SplitKv(), Grid(), Composable(), Fp8()
 
 
 def facts(target: str) -> dict[str, Any]:
@@ -147,6 +159,7 @@ def facts(target: str) -> dict[str, Any]:
         },
         "grid": GRID._asdict(),
         "composable": COMPOSABLE._asdict(),
+        "fp8": {**FP8._asdict(), "largest": dict(FP8.largest)},
         "assembly": {
             **assembly.LIMITS._asdict(),
             "kernels": [row._asdict() for row in assembly.KERNELS if row.target == target],

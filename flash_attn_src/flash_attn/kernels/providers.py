@@ -90,8 +90,8 @@ BLOCKS = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone take 
 DEFAULT = Row("", "", (), (0, 0), (), 0, (CK, TRITON), "no measurement: Composable Kernel, as upstream")
 
 
-# The doors that choose between the kernels of a store.
-_OF_STORES = ("measured-fwd", "measured-bwd", "asm-fwd", "asm-bwd", "ck-fwd", "ck-bwd")
+# The doors between the kernels of a store.
+_OF_STORES = ("measured-fwd", "measured-bwd", "asm-fwd", "asm-bwd", "ck-fwd", "ck-bwd", "int8", "fp8")
 
 
 def choice(target: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ CONFIGS: dict[tuple[str, str], C] = {
     ("probe", "plain"): C(16, 0, 1),
     ("probe", "wide"): C(32, 0, 4),
     ("append", "plain"): C(16, 0, 4),
+    ("sum", "plain"): C(16, 0, 4),
+    ("bwd-dsinks", "plain"): C(1024, 0, 4),
     ("combine", "plain"): C(1, 8, 1),
     ("combine", "wide"): C(1, 32, 4),
     # 128 rows: see fp8_cast.COLUMNS.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.attention.backends.triton.kernels import find_one
+from flash_attn.attention.backends.triton.sums import add_up
 from flash_attn.call.calls import AttentionCall, GradientCall
 from flash_attn.core.arguments import Value, Values
 from flash_attn.core.protocol import launch
@@ -53,7 +54,7 @@ def bias_gradient(gradients: GradientCall, values: Values) -> None:
     }  # fmt: skip
     if is_table:
         diagonals = m_blocks + n_blocks - 1
-        sums = dbias.new_zeros((batch, nheads, max(diagonals, 0), 2 * kernel.block_m), dtype=torch.float32)
+        sums = dbias.new_zeros((batch, nheads, 2, (diagonals + 1) * kernel.block_m), dtype=torch.float32)
         programs = batch * nheads * diagonals if m_blocks * n_blocks else 0
         tiles |= {"sums": sums, "first": 1 - m_blocks, "diagonals": diagonals}
     else:
@@ -64,17 +65,8 @@ def bias_gradient(gradients: GradientCall, values: Values) -> None:
             dbias.zero_()
     launch(kernel, (programs, 1, 1), {**values, **tiles})
     if is_table:
-        _add_diagonals(sums, m_blocks * kernel.block_m - call.longest_q, dbias)
-
-
-def _add_diagonals(sums: torch.Tensor, skipped: int, dbias: torch.Tensor) -> None:
-    """Fills dbias, a table of distances, from the sums of diagonals of tiles, whose halves overlap.
-
-    sums: see `attn_bwd_ddiagonals`. skipped: distances before the first one of the table.
-    """
-    shared = [axis for axis in (0, 1) if dbias.shape[axis] == 1]
-    sums = sums.sum(shared, keepdim=True) if shared else sums
-    first, second = sums.chunk(2, -1)
-    total = torch.nn.functional.pad(first, (0, 0, 0, 1))
-    total[..., 1:, :] += second
-    dbias.copy_(total.flatten(-2)[..., skipped : skipped + dbias.shape[-1]])
+        planes_b, planes_h, _ = dbias.shape
+        group, length = 2 * nheads // planes_h, (diagonals + 1) * kernel.block_m
+        strides = group * length, 2 * nheads * length, length
+        first = sums.flatten()[m_blocks * kernel.block_m - call.longest_q :]
+        add_up(first, dbias[:, None], batch // max(planes_b, 1) * group, group, strides)

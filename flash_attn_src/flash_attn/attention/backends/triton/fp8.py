@@ -6,32 +6,20 @@ import torch
 
 from flash_attn.attention.backends.torch.fp8 import out_dtype
 from flash_attn.attention.backends.triton.grid import chunk_of, grid_of, is_even
-from flash_attn.attention.backends.triton.inputs import (
-    FP8_TYPES,
-    aligned,
-    inputs_of,
-    named,
-    rows,
-    strides_of,
-)
+from flash_attn.attention.backends.triton.inputs import DTYPES, FP8_TYPES, aligned, inputs_of, named, rows, strides_of
 from flash_attn.attention.backends.triton.kernels import find_one, score_kind
 from flash_attn.call.calls import AttentionCall, Fp8Result, replace
 from flash_attn.call.options import FP8, draw_rng_state
 from flash_attn.core import device
 from flash_attn.core.arguments import Value
 from flash_attn.core.protocol import launch
-from flash_attn.kernels import targets
+from flash_attn.kernels import planning, targets
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
-from flash_attn.kernels.variants import serving
+from flash_attn.kernels.variants import bucket
 
-# Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: see
-# kernels/fp8_cast.py.
-_PIECE = 64
-_COLUMNS = 128
 _VEC = 16
 
 TYPES = {name: dtype for dtype, name in FP8_TYPES.items()}
-_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
 def fp8_format(x: torch.Tensor) -> torch.dtype:
@@ -67,19 +55,18 @@ def cast(
         y = torch.empty(x.shape, dtype=dtype, device=x.device)
         y_strides = strides_of(y, _VEC)
     else:
-        columns = -(-seqlen // _COLUMNS) * _COLUMNS
-        if cu_seqlens is not None:
-            columns = (x.shape[0] // _COLUMNS + batch + 1) * _COLUMNS
+        unit = planning.FP8.columns
+        columns = (-(-seqlen // unit) if cu_seqlens is None else seqlen // unit + batch + 1) * unit
         outer = (batch,) if cu_seqlens is None else ()
         y = torch.empty((*outer, nheads, head_dim, columns), dtype=dtype, device=x.device)
         *first, by_head, by_dim, _ = y.stride()
         y_strides = (first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC)
-    kernel = find_one("fp8-cast-v" if transposed else "fp8-cast", index, x.dtype, head_dim)
+    op = "fp8-cast-v" if transposed else "fp8-cast"
+    kernel = find_one(op, index, x.dtype, head_dim)
     blocks, planes, flags = grid_of(kernel.block_m, seqlen, batch, nheads, x.numel() // (nheads * head_dim))
     if cu_seqlens is not None:
         flags |= HAS_CU_SEQLENS_Q
-    pieces = -(-head_dim // _PIECE)
-    limit = float(torch.finfo(dtype).max)
+    pieces, limit = -(-head_dim // bucket(head_dim, op)), planning.FP8.largest[FP8_TYPES[dtype]]
     grid = (blocks * planes, pieces, 1)
     # In chunks of one plane: no two programs read the same rows.
     values: dict[str, Value] = {
@@ -119,9 +106,7 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
         lse.fill_(float("inf"))
     if call.options.dropout_p > 0.0 and rng_state is None:
         rng_state = draw_rng_state(q.device)
-    kernel = find_one(
-        "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call), head_dim)
-    )
+    kernel = find_one("fp8-fwd", index, dtype, head_dim, score_kind(call))
     seqlen_q = q.shape[1] if call.cu_seqlens_q is None else q.shape[0]  # of packed rows all, as in `cast`
     m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, inputs.batch, inputs.heads, inputs.total_q)
     *first, by_head, by_dim, _ = v8.stride()
@@ -134,7 +119,7 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
             "stride_vb": first[0] // _VEC if first else 0, "stride_vd": by_dim // _VEC, "stride_vh": by_head // _VEC,
             "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "rng_state": rng_state,
             "seqlen_q": seqlen_q, "m_blocks": m_blocks, "planes": inputs.heads * inputs.batch,
-            "chunk": chunk_of(planes, is_even(call), kernel), "kind": _KINDS[result.dtype],
+            "chunk": chunk_of(planes, is_even(call), kernel), "kind": planning.FP8.results.index(DTYPES[result.dtype]),
             "flags": packed | inputs.flags,
         },
     )  # fmt: skip

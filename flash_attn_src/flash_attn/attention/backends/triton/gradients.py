@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.attention.backends.triton.bias import bias_gradient, bias_of
-from flash_attn.attention.backends.triton.grid import add_splits, chunk_of, grid_of, is_even, splits_of
+from flash_attn.attention.backends.triton.grid import chunk_of, grid_of, is_even, splits_of
 from flash_attn.attention.backends.triton.inputs import (
     VEC,
     aligned,
@@ -18,6 +18,7 @@ from flash_attn.attention.backends.triton.inputs import (
 )
 from flash_attn.attention.backends.triton.kernels import find, find_one, refuse_unserved, score_kind
 from flash_attn.attention.backends.triton.sparse import lists_of
+from flash_attn.attention.backends.triton.sums import add_up
 from flash_attn.attention.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.call.calls import AttentionCall, GradientCall
 from flash_attn.core.arguments import Values
@@ -95,13 +96,13 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     most = nheads * total_q // max(2 * nheads_k * total_k, 1)
     splits = splits_of(group, n_blocks * planes, seqlen_q, most, index)
     planes *= splits
-    if splits == 1:
-        dk, dv = aligned(gradients.dk, vec), aligned(gradients.dv, vec)
-    else:
-        create = torch.empty if call.cu_seqlens_k is None else torch.zeros
-        shapes = ((*x.shape[:-1], splits, x.shape[-1]) for x in (k, v))
+    results = [aligned(x, vec) for x in (gradients.dk, gradients.dv)]
+    sums = results
+    if splits > 1:
+        create = torch.zeros if packed_rows else torch.empty
+        shapes = [(*x.shape[:-2], x.shape[-2] * splits, x.shape[-1]) for x in (k, v)]
         sums = [create(shape, dtype=torch.float32, device=q.device) for shape in shapes]
-        dk, dv = (x.flatten(-3, -2) for x in sums)
+    dk, dv = sums
     if n_blocks * planes == 0:
         dk.zero_()
         dv.zero_()
@@ -113,15 +114,14 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         "planes": nheads_k * splits * batch, "chunk": chunk_of(planes, even, dkdv_kernel), "flags": packed | flags,
     }  # fmt: skip
     launch(dkdv_kernel, (n_blocks * planes, 1, 1), values)
+    for gradient, result, parts in zip((gradients.dk, gradients.dv), results, sums, strict=True):
+        if splits > 1:
+            columns = result.shape[-1]
+            add_up(parts, result, splits, splits, (splits * columns, 0, columns))
+        if gradient is not result:
+            gradient.copy_(result)
     if gradients.dbias is not None:
         bias_gradient(gradients, values)
-    if splits > 1:
-        add_splits(sums[0], gradients.dk)
-        add_splits(sums[1], gradients.dv)
-    else:
-        for gradient, computed in ((gradients.dk, dk), (gradients.dv, dv)):
-            if gradient is not computed:
-                gradient.copy_(computed)
     return delta
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from flash_attn.call.calls import AttentionCall
 from flash_attn.core import device
 from flash_attn.core.device import Kernel
@@ -46,16 +44,3 @@ def splits_of(group: int, programs: int, rows: int, most: int, index: int) -> in
     goal = planning.GRID.programs_of_unit * device.of(index).compute_units
     possible = [splits for splits in range(1, min(group // 2, most) + 1) if group % splits == 0] or [1]
     return next((splits for splits in possible if programs * splits >= goal), possible[-1])
-
-
-def add_splits(partial: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes the sum of partial (..., splits, head_dim) over the splits, at least two, to result. Overwrites partial.
-
-    The order of the additions is fixed. All but the last are in the type of partial.
-    """
-    count = partial.shape[-2]
-    while count > 2:
-        half = count // 2
-        partial[..., :half, :] += partial[..., count - half : count, :]
-        count -= half
-    torch.add(partial[..., 0, :], partial[..., 1, :], out=result)
