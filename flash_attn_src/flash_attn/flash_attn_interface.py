@@ -34,7 +34,9 @@ naming the argument, what came and what was wanted.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -50,6 +52,7 @@ from flash_attn.attention.autograd import (
     attend,
     differentiable,
 )
+from flash_attn.attention.backends import has_plans
 from flash_attn.attention.dmask import _get_block_size_n
 from flash_attn.attention.fp8_cache import has_wide_queries, set_descales
 from flash_attn.attention.operators import (
@@ -64,6 +67,8 @@ from flash_attn.call.arguments import as_int, check_dense, check_kvcache, check_
 from flash_attn.call.autocast import cast
 from flash_attn.call.calls import AttentionCall, CacheCall, Options, Window, maybe_contiguous
 from flash_attn.call.options import learned
+from flash_attn.call.plans import planned
+from flash_attn.call.tracing import is_plannable
 from flash_attn.core.api import BEFORE_2_7
 
 if BEFORE_2_7:
@@ -135,13 +140,39 @@ def round_multiple(x: int, m: int) -> int:
     return (x + m - 1) // m * m
 
 
-def _run(call: AttentionCall, *inputs: torch.Tensor) -> Result:
-    """The result of a checked call; inputs: q, k, v, or the tensors that they are views of."""
+def _run(serve: Callable[..., Result], inputs: tuple[torch.Tensor, ...], *values: Any) -> Result:
+    """The result of `serve(inputs, *values)`. inputs: q, k, v, or the tensors that they are views of."""
+    grad = torch.is_grad_enabled()
+    if not is_plannable() or not has_plans(inputs[0]) or (grad and inputs[0].requires_grad):
+        return serve(inputs, *values)
+    return planned(serve, values, lambda own=values: serve(inputs, *own), grad=grad)
+
+
+def _checked(call: AttentionCall, inputs: tuple[torch.Tensor, ...]) -> Result:
+    """The result of a checked call, with a gradient where an input requires one."""
     if torch.is_grad_enabled() and not is_compiling():
         for x in (*inputs, *learned(call.options)):
             if x is not None and x.requires_grad:
                 return differentiable(call, *inputs)
     return attend(None, call)
+
+
+def _dense(inputs: tuple[torch.Tensor, ...], *values: Any) -> Result:
+    """Attention of dense tensors. values: q, k, v, deterministic, return_attn_probs and the fields of `Options`."""
+    q, k, v, deterministic, return_attn_probs, *options = values
+    call = AttentionCall(q, k, v, Options(*options), deterministic, return_attn_probs)
+    check_dense(call)
+    return _checked(call, inputs)
+
+
+def _varlen(inputs: tuple[torch.Tensor, ...], *values: Any) -> Result:
+    """As `_dense`, of packed sequences, after their starts, their longest lengths and the pages."""
+    starts_q, starts_k, longest_q, longest_k, pages, q, k, v, deterministic, return_attn_probs, *options = values
+    call = AttentionCall(q, k, v, Options(*options), deterministic, return_attn_probs)
+    call.cu_seqlens_q, call.cu_seqlens_k, call.block_table = starts_q, starts_k, pages
+    call.max_seqlen_q, call.max_seqlen_k = longest_q, longest_k
+    check_varlen(call)
+    return _checked(call, inputs)
 
 
 def flash_attn_func(
@@ -166,11 +197,8 @@ def flash_attn_func(
     (batch, heads, seqlen_q, seqlen_k). Options and errors: the module's docstring.
     """
     q, k, v = cast(q, k, v)
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
-    options.s_aux, options.attn_bias = s_aux, attn_bias
-    check_dense(call)
-    return _run(call, q, k, v)
+    options = softmax_scale, causal, window_size, softcap, dropout_p, 0, alibi_slopes, s_aux, attn_bias
+    return _run(_dense, (q, k, v), q, k, v, deterministic, return_attn_probs, *options)
 
 
 def flash_attn_qkvpacked_func(
@@ -194,11 +222,8 @@ def flash_attn_qkvpacked_func(
     check_packed("qkv", qkv, 5, 3)
     (qkv,) = cast(qkv)
     q, k, v = qkv.unbind(-3)
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
-    options.s_aux, options.attn_bias = s_aux, attn_bias
-    check_dense(call)
-    return _run(call, qkv)
+    options = softmax_scale, causal, window_size, softcap, dropout_p, 0, alibi_slopes, s_aux, attn_bias
+    return _run(_dense, (qkv,), q, k, v, deterministic, return_attn_probs, *options)
 
 
 def flash_attn_kvpacked_func(
@@ -223,11 +248,8 @@ def flash_attn_kvpacked_func(
     check_packed("kv", kv, 5, 2)
     q, kv = cast(q, kv)
     k, v = kv.unbind(-3)
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
-    options.s_aux, options.attn_bias = s_aux, attn_bias
-    check_dense(call)
-    return _run(call, q, kv)
+    options = softmax_scale, causal, window_size, softcap, dropout_p, 0, alibi_slopes, s_aux, attn_bias
+    return _run(_dense, (q, kv), q, k, v, deterministic, return_attn_probs, *options)
 
 
 def flash_attn_varlen_func(
@@ -263,14 +285,9 @@ def flash_attn_varlen_func(
     q, k, v = cast(q, k, v)
     max_seqlen_q = max_seqlen_q if type(max_seqlen_q) is int else as_int("max_seqlen_q", max_seqlen_q)
     max_seqlen_k = max_seqlen_k if type(max_seqlen_k) is int else as_int("max_seqlen_k", max_seqlen_k)
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
-    options.s_aux = s_aux
-    call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
-    call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
-    call.block_table = block_table
-    check_varlen(call)
-    return _run(call, q, k, v)
+    options = softmax_scale, causal, window_size, softcap, dropout_p, 0, alibi_slopes, s_aux
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table
+    return _run(_varlen, (q, k, v), *lengths, q, k, v, deterministic, return_attn_probs, *options)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -296,13 +313,9 @@ def flash_attn_varlen_qkvpacked_func(
     (qkv,) = cast(qkv)
     q, k, v = qkv.unbind(-3)
     max_seqlen = max_seqlen if type(max_seqlen) is int else as_int("max_seqlen", max_seqlen)
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
-    options.s_aux = s_aux
-    call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
-    call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
-    check_varlen(call)
-    return _run(call, qkv)
+    options = softmax_scale, causal, window_size, softcap, dropout_p, 0, alibi_slopes, s_aux
+    lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, None
+    return _run(_varlen, (qkv,), *lengths, q, k, v, deterministic, return_attn_probs, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -329,13 +342,9 @@ def flash_attn_varlen_kvpacked_func(
     k, v = kv.unbind(-3)
     max_seqlen_q = max_seqlen_q if type(max_seqlen_q) is int else as_int("max_seqlen_q", max_seqlen_q)
     max_seqlen_k = max_seqlen_k if type(max_seqlen_k) is int else as_int("max_seqlen_k", max_seqlen_k)
-    options = Options(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes=alibi_slopes)
-    call = AttentionCall(q, k, v, options, deterministic, return_attn_probs)
-    options.s_aux = s_aux
-    call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
-    call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
-    check_varlen(call)
-    return _run(call, q, kv)
+    options = softmax_scale, causal, window_size, softcap, dropout_p, 0, alibi_slopes, s_aux
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None
+    return _run(_varlen, (q, kv), *lengths, q, k, v, deterministic, return_attn_probs, *options)
 
 
 def flash_attn_with_kvcache(
@@ -391,17 +400,27 @@ def flash_attn_with_kvcache(
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
     if type(num_splits) is not int or num_splits != 0:
         check_whole(num_splits=num_splits)
-    options = Options(softmax_scale, causal, window_size, softcap, alibi_slopes=alibi_slopes, s_aux=s_aux)
-    call = CacheCall(  # by place: by name takes 0.5 us more
-        q, k_cache, v_cache, options, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-        block_table, rotary_interleaved, num_splits,
+    values = (
+        q, k_cache, v_cache, return_softmax_lse, k_descale, v_descale, k, v, rotary_cos, rotary_sin, cache_seqlens,
+        cache_batch_idx, cache_leftpad, block_table, rotary_interleaved, num_splits, softmax_scale, causal, window_size,
+        softcap, 0.0, 0, alibi_slopes, s_aux,
     )  # fmt: skip
-    descales = None, k_descale, v_descale
-    check_kvcache(call, return_softmax_lse, dtype_cache=k_cache.dtype if has_wide_queries(call, descales) else None)
-    set_descales(call, descales)
+    if is_plannable() and has_plans(q):
+        return planned(_cached, values, lambda own=values: _cached(*own), grad=torch.is_grad_enabled())
+    return _cached(*values)
+
+
+def _cached(*values: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a cache. values: q, the caches, return_softmax_lse, the descales, the fields of `CacheCall` from k
+    to num_splits, those of `Options`."""
+    q, k_cache, v_cache, return_softmax_lse, k_descale, v_descale, *more = values
+    call = CacheCall(q, k_cache, v_cache, Options(*more[10:]), *more[:10])
+    given = None, k_descale, v_descale
+    check_kvcache(call, return_softmax_lse, dtype_cache=k_cache.dtype if has_wide_queries(call, given) else None)
+    set_descales(call, given)
     check_pages(call)
     call.q = maybe_contiguous(call.q)
-    if call.k is not None and v is not None:
-        call.k, call.v = maybe_contiguous(call.k), maybe_contiguous(v)
+    if call.k is not None and call.v is not None:
+        call.k, call.v = maybe_contiguous(call.k), maybe_contiguous(call.v)
     out, softmax_lse = attend_to_cache(call)
     return (out, softmax_lse) if return_softmax_lse else out

@@ -56,8 +56,6 @@ def test_a_launch_takes_its_arguments_by_name() -> None:
             arguments.fill({key: value for key, value in values.items() if key != name})
     with pytest.raises(KernelError, match="k: no kernel has an argument made_up"):
         arguments.fill({**values, "made_up": 1})
-    ordered = arguments.ordered(("q", "other"))
-    assert ordered((x, y, None)) == (None, x)
 
 
 def test_kernels_with_few_arguments() -> None:

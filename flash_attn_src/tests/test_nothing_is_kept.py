@@ -39,7 +39,6 @@ ALLOWED = {
     "flash_attn/interfaces/fa3/operators.py": {"_libraries": _ONCE},
     "flash_attn/flex/switch.py": {"_disabled": _CLASSES, "_graph": _ONCE, "_users": _SWITCH},
     "flash_attn/call/options.py": {"FIELDS": _CLASSES, "_doors": _CLASSES, "self._others": _CLASSES},
-    "flash_attn/core/arguments.py": {"self._orders": _CLASSES},
     "flash_attn/core/build_info.py": {"load": _WHEEL},
     "flash_attn/core/ck_planner.py": {"library": _WHEEL},
     "flash_attn/core/device.py": {"_devices": _DEVICES},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,14 +14,12 @@ from flash_attn.attention.backends import asm, recording, sources, split_kv, tri
 from flash_attn.attention.backends import torch as on_cpu
 from flash_attn.attention.backends.ck import attention as ck_attention
 from flash_attn.attention.backends.ck import cache as ck_cache
-from flash_attn.attention.backends.triton import attention as triton_attention
 from flash_attn.attention.backends.triton import cache as triton_cache
-from flash_attn.attention.backends.triton import decode as triton_decode
 from flash_attn.attention.backends.triton import inputs
 from flash_attn.attention.operators import dispatch, extended_backward
 from flash_attn.attention.operators import fp8 as fp8_ops
 from flash_attn.attention.operators import kvcache as cache_ops
-from flash_attn.call import arguments, options
+from flash_attn.call import arguments, options, plans
 from flash_attn.call.calls import (
     AttentionCall,
     CacheCall,
@@ -147,14 +146,21 @@ def test_a_known_option_is_refused_where_no_row_names_it() -> None:
     assert options.ASM_BACKWARD.unserved(replace(_call(), deterministic=True)) == "deterministic"
 
 
+def _key(call: AttentionCall | CacheCall) -> tuple[object, ...]:
+    """The key of the plan of a call."""
+    kept: dict[tuple[object, ...], Any] = {}
+    with mock.patch.object(plans, "planned", lambda who, values, _run: plans.key(kept, who, values)):
+        key: Any = plans.planned_call(id, call)
+    return key[0]  # type: ignore[no-any-return]
+
+
 def test_plans_tell_two_values_apart() -> None:
     """Otherwise the second call would run the launch of the first one."""
     one, other = _call(factor=0.5), _call(factor=0.25)
     other.q, other.k, other.v = one.q, one.k, one.v
-    assert triton_attention._plan_key(one) != triton_attention._plan_key(other)
-    assert triton_decode._plan_key(_over_cache(one)) != triton_decode._plan_key(_over_cache(other))
-    assert triton_attention._plan_key(_call(made_up=torch.ones(2))) is None
-    assert triton_decode._plan_key(_over_cache(_call(made_up=torch.ones(2)))) is None
+    assert _key(one) != _key(other)
+    assert _key(_over_cache(one)) != _key(_over_cache(other))
+    assert _key(_call(made_up=torch.ones(2))) != _key(_call(made_up=torch.ones(3)))
 
 
 def test_every_number_of_a_call_is_in_the_key_of_its_plan() -> None:
@@ -164,8 +170,8 @@ def test_every_number_of_a_call_is_in_the_key_of_its_plan() -> None:
     }  # fmt: skip
     numbers = {name for name in options.FIELDS[Options].plain if name not in ("dropout_p", "mask")}
     assert numbers == changes.keys()  # a new one belongs here
-    keys = {triton_attention._plan_key(replace(call, **{name: value})) for name, value in changes.items()}
-    assert len(keys | {triton_attention._plan_key(call)}) == 1 + len(changes)
+    keys = {_key(replace(call, **{name: value})) for name, value in changes.items()}
+    assert len(keys | {_key(call)}) == 1 + len(changes)
 
 
 def test_a_backward_gets_every_option() -> None:

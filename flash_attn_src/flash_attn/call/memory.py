@@ -8,6 +8,8 @@ from itertools import combinations
 import torch
 from torch.compiler import is_compiling
 
+from flash_attn.core.protocol import spoil
+
 # Steps of a search after which two tensors count as sharing memory. Real layouts take fewer than ten.
 _STEPS = 10_000
 
@@ -52,6 +54,7 @@ def has_memory(x: torch.Tensor) -> bool:
 
 def shares_memory(x: torch.Tensor | None, y: torch.Tensor | None) -> bool:
     """Whether two tensors share a byte. True if a long search does not decide it."""
+    spoil()
     if x is None or y is None or not (x.numel() and y.numel() and has_memory(x) and has_memory(y)):
         return False
     if x.device != y.device:

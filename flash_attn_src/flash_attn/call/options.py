@@ -172,27 +172,6 @@ def replace(value: _Value, **changes: Any) -> _Value:
     return copy
 
 
-def plan_key(options: Options, passed: tuple[str, ...]) -> tuple[object, ...] | None:
-    """All options, for the key of a plan: numbers by value, tensors by layout.
-
-    passed: the options that a launch passes on as tensors. None for a call with another tensor, or with a mask: a plan
-    would keep what was made of it.
-    """
-    kind = FIELDS[type(options)]
-    if options.mask is not None:
-        return None
-    for name in kind.tensors:
-        if name not in passed and getattr(options, name) is not None:
-            return None
-    layouts = [layout(getattr(options, name)) for name in passed]
-    return (*[getattr(options, name) for name in kind.plain], *layouts)
-
-
-def layout(tensor: torch.Tensor | None) -> tuple[object, ...] | None:
-    """What a plan depends on of a tensor that a launch passes on: not its address, and not its content."""
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
-
-
 # The options as arguments of a custom operator, and after them the parts of the mask.
 ARGUMENTS = tuple(x.name for x in fields(Options) if x.metadata)
 SCHEMA = ", ".join(f"{x.metadata['schema']} {x.name}" for x in fields(Options) if x.metadata) + f", {MASK_SCHEMA}"

@@ -7,6 +7,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from flash_attn.core.protocol import recording
+
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state  # of torch.jit.trace
@@ -33,13 +35,26 @@ def is_plain(x: object) -> bool:
     return type(x) in _PLAIN or not isinstance(x, torch.Tensor)
 
 
+def _is_observed() -> bool:
+    """Whether something traces or transforms calls. A record of `call.plans` is a dispatch mode that does not."""
+    if is_compiling() or _tracing() is not None or _transforms_active():
+        return True
+    modes: int = _dispatch_modes()
+    return modes > (recording.tape is not None)
+
+
+def is_plannable() -> bool:
+    """Whether a call runs here and now, so that a plan may serve it."""
+    return not _is_observed() and forward_ad._current_level < 0
+
+
 def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
     """Whether a call with these has to go through the custom ops.
 
     The tensors are on one device. Raises NotImplementedError for a tangent of forward-mode differentiation on a GPU,
     because the kernels have no forward-mode derivative.
     """
-    if is_compiling() or _dispatch_modes() > 0 or _tracing() is not None or is_transformed():
+    if _is_observed():
         return True
     if forward_ad._current_level >= 0:
         _refuse_tangents((x, *more))

@@ -23,13 +23,12 @@ class Arguments:
     known: the names of the arguments of all kernels. A launch with another name is refused.
     """
 
-    __slots__ = ("_numbers_of", "_orders", "_tensors_of", "kernel", "known", "numbers", "pointers")
+    __slots__ = ("_numbers_of", "_tensors_of", "kernel", "known", "numbers", "pointers")
 
     def __init__(self, kernel: str, pointers: Sequence[str], numbers: Sequence[str], known: Collection[str]) -> None:
         self.kernel, self.pointers, self.numbers = kernel, tuple(pointers), tuple(numbers)
         self.known = frozenset(known)
-        self._tensors_of, self._numbers_of = _picker(self.pointers), _picker(self.numbers)
-        self._orders: dict[tuple[str, ...], _Pick] = {}
+        self._tensors_of, self._numbers_of = picker(self.pointers), picker(self.numbers)
 
     @classmethod
     def of(cls, variant: Variant, target: str) -> Arguments:
@@ -54,28 +53,8 @@ class Arguments:
             raise KernelError(f"{self.kernel}: no kernel has an argument {min(set(values) - self.known)}")
         return filled
 
-    def passes(self, values: Values, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> bool:
-        """Whether the kernel takes these tensors by these names as they are, and no other tensor.
 
-        A plan may serve no launch for which this is false: it would keep what was made of a tensor.
-        """
-        own = dict(zip(names, tensors, strict=True))
-        return all(values[name] is own.get(name) for name in self.pointers)
-
-    def ordered(self, names: tuple[str, ...]) -> _Pick:
-        """A function from a tuple of tensors with these names, and None at the end, to the kernel's pointers.
-
-        A plan keeps it, because picking by place is faster than picking by name.
-        """
-        order = self._orders.get(names)
-        if order is None:
-            last = len(names)
-            order = _picker([names.index(name) if name in names else last for name in self.pointers])
-            self._orders[names] = order
-        return order
-
-
-def _picker(keys: Sequence[Any]) -> _Pick:
+def picker(keys: Sequence[Any]) -> _Pick:
     """A function from a container to the tuple of the items with these keys."""
     if len(keys) > 1:
         return itemgetter(*keys)

@@ -8,18 +8,20 @@ runtime.driver (the GPU that torch sees), runtime.jit.Interpreter (Triton's inte
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from flash_attn.core.protocol import Device, Grid, Kernel, Tensors, kernels
+from flash_attn.core.ck_planner import Launch
+from flash_attn.core.protocol import Device, Grid, Kernel, Tensors, kernels, spoil
 from flash_attn.kernels import targets
 from flash_attn.kernels.variants import Variant
 
 __all__ = [
-    "Device", "Grid", "Kernel", "Tensors", "clear_kernels", "kernel", "kernels", "loses_range", "of", "plans", "using",
+    "Device", "Grid", "Kernel", "Tensors", "clear_kernels", "kernel", "kernels", "loses_range", "of", "plans", "run",
+    "using",
 ]  # fmt: skip
 
 # By torch's index; -1 is the device of CPU tensors.
@@ -65,7 +67,7 @@ def _watched(device: Device, variant: Variant) -> Kernel:
 
 
 def plans() -> dict[tuple[object, ...], Any]:
-    """Launches that were worked out, by all that they depend on; no tensors. It lives as long as the kernels in it."""
+    """What `call.plans` keeps: no tensors. It lives as long as the kernels in it."""
     cache: dict[tuple[object, ...], Any] | None = kernels.get(_PLANS)
     if cache is None:
         cache = kernels[_PLANS] = {}
@@ -77,6 +79,13 @@ def plans() -> dict[tuple[object, ...], Any]:
 def loses_range(index: int, dtype: torch.dtype) -> bool:
     """Whether products of a type lose subnormal operands on the device with torch's index: `Target.loses_range`."""
     return dtype is torch.float16 and targets.get(of(index).target).loses_range("fp16")
+
+
+def run(x: torch.Tensor, launches: Sequence[Launch], tensors: Tensors) -> None:
+    """Runs planned launches on the device of x: see `Device.run`. Their arguments are addresses, so a call that makes
+    them has no plan of its own."""
+    spoil()
+    of(x.get_device()).run(launches, tensors)
 
 
 def clear_kernels() -> None:

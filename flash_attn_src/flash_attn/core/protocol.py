@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,9 +33,27 @@ class Kernel(Protocol):
         """
 
 
+class _Recording(threading.local):
+    """The record of the call that this thread makes, see `call.plans`. None: it is not recorded."""
+
+    tape: Any = None
+
+
+recording = _Recording()
+
+
+def spoil() -> None:
+    """Says that what the call does depends on more than the key of its plan: it gets no plan."""
+    if recording.tape is not None:
+        recording.tape.is_spoiled = True
+
+
 def launch(kernel: Kernel, grid: Grid, values: Values) -> None:
     """Launches a kernel with its arguments out of `values`: see `Arguments.fill` and `Kernel.launch`."""
-    kernel.launch(grid, *kernel.arguments.fill(values))
+    if recording.tape is not None:
+        recording.tape.launch(kernel, grid, *kernel.arguments.fill(values))
+    else:
+        kernel.launch(grid, *kernel.arguments.fill(values))
 
 
 class Device(Protocol):

@@ -23,7 +23,7 @@ from flash_attn.attention.backends.protocol import Backend
 from flash_attn.attention.backends.sources import VARIABLE, Sources
 from flash_attn.attention.backends.triton import autotune
 from flash_attn.call.tracing import refuse_transforms
-from flash_attn.core import build_info, ck_planner
+from flash_attn.core import build_info, ck_planner, device
 from flash_attn.core.environment import TRITON_ENABLE, switch
 from flash_attn.kernels.providers import CK, SOURCES, TRITON
 
@@ -117,10 +117,22 @@ def select(tensor: _torch.Tensor) -> Backend:
     return _chosen.backend
 
 
+def has_plans(tensor: object) -> bool:
+    """Whether the Triton backend alone serves a tensor. The others pass addresses to kernels, or launch nothing, so a
+    plan of their calls would be looked for in vain."""
+    if not isinstance(tensor, _torch.Tensor) or (_forced is None and (not tensor.is_cuda or _chosen.problem)):
+        return False
+    backend = _forced or _chosen.backend
+    if _forced is None and _chosen.elsewhere is not None and not has_kernels(tensor):
+        backend = _chosen.elsewhere
+    return getattr(backend, "name", "") == _triton.name
+
+
 @contextmanager
 def watched(wrap: Callable[[Backend], Backend]) -> Iterator[None]:
     """Lets `wrap(backend)` serve calls in the place of each backend of this process."""
     global _chosen, _cpu
+    device.plans().clear()
     before = _chosen, _cpu
     elsewhere = _chosen.elsewhere and wrap(_chosen.elsewhere)
     _chosen, _cpu = _chosen._replace(backend=wrap(_chosen.backend), elsewhere=elsewhere), wrap(_cpu)
@@ -134,8 +146,10 @@ def watched(wrap: Callable[[Backend], Backend]) -> Iterator[None]:
 def using(backend: Backend) -> Iterator[None]:
     """Lets one backend serve every tensor, for tests and recordings."""
     global _forced
+    device.plans().clear()
     before, _forced = _forced, backend
     try:
         yield
     finally:
         _forced = before
+        device.plans().clear()

@@ -17,6 +17,7 @@ from flash_attn.call.memory import check_outputs, shares_memory
 from flash_attn.call.options import FIELDS, SCHEMA, as_arguments, from_arguments, option_tensors
 from flash_attn.call.tracing import is_traced, refuse_tangents_of_an_op
 from flash_attn.core.api import SINCE_2_8_4
+from flash_attn.core.protocol import spoil
 
 _is_alias = torch._C._is_alias_of  # type: ignore[attr-defined]
 
@@ -88,6 +89,7 @@ def check_pages(call: CacheCall) -> None:
     table, lengths = call.block_table, call.lengths
     if table is None or not SINCE_2_8_4 or call.batch == 0 or is_traced(call.q, call.k_cache, table, lengths):
         return
+    spoil()
     if table.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     pages, page_size = call.k_cache.shape[:2]
@@ -119,6 +121,7 @@ def _apart(call: CacheCall) -> CacheCall:
 
     Raises ValueError for caches whose elements share memory. Tensors of other storages are not looked at.
     """
+    spoil()
     caches = (call.k_cache, call.v_cache)
     if not all(cache.is_contiguous() for cache in caches) or _is_alias(*caches):
         check_outputs({"k_cache": caches[0], "v_cache": caches[1]}, {})

@@ -8,14 +8,7 @@ import torch
 from torch.compiler import is_compiling
 
 from flash_attn.call.arguments.diagnosis import (
-    BELOW_ONE,
-    DENSE,
-    DTYPES,
     INT32_MAX,
-    LEAST,
-    MAX_HEAD_DIM,
-    MOST,
-    MOST_SOFTCAP,
     check_block_table,
     check_index,
     check_strided,
@@ -24,7 +17,7 @@ from flash_attn.call.arguments.diagnosis import (
     diagnose_tensors,
     refuse_gradients,
 )
-from flash_attn.call.arguments.options import are_tensors_fine, diagnose_options
+from flash_attn.call.arguments.options import are_fine, diagnose_options
 from flash_attn.call.calls import AttentionCall
 
 
@@ -34,35 +27,14 @@ def check_dense(call: AttentionCall) -> None:
     window_size becomes -1 on a side that is open or reaches every key.
     """
     q, k, v = call.q, call.k, call.v
-    dropout_p, softcap, softmax_scale = call.options.dropout_p, call.options.softcap, call.options.softmax_scale
+    softmax_scale = call.options.softmax_scale
     try:
-        batch, seqlen_q, heads, dim = q.shape
-        shape_k, shape_v = k.shape, v.shape
-        batch_k, seqlen_k, heads_k, dim_k = shape_k
+        batch, seqlen_q, _, dim = q.shape
+        batch_k, seqlen_k, _, _ = k.shape
         left, right = call.options.window_size
-        dtype = q.dtype
-        device = q.device
         fine = (
-            (shape_k == shape_v or (shape_k[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
-            and batch == batch_k
-            and dim == dim_k
-            and 0 < dim <= MAX_HEAD_DIM
-            and heads_k > 0
-            and heads > 0
-            and heads % heads_k == 0
-            and dtype is k.dtype
-            and dtype is v.dtype
-            and dtype in DTYPES
-            and q.layout is k.layout is v.layout is DENSE
-            and device == k.device
-            and device == v.device
-            and 0.0 <= dropout_p < BELOW_ONE
-            and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
-            and type(left) is int
-            and type(right) is int
-            and are_tensors_fine(call.options, q, batch, seqlen_k)
-            and type(call.options.causal) is bool
-            and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
+            batch == batch_k
+            and are_fine(call.options, q, k, v, batch, seqlen_k)
             and type(call.deterministic) is bool
             and type(call.return_softmax) is bool
         )
@@ -93,30 +65,14 @@ def check_varlen(call: AttentionCall) -> None:
     cu_seqlens_q: Any = call.cu_seqlens_q
     cu_seqlens_k: Any = call.cu_seqlens_k
     max_seqlen_q, max_seqlen_k, block_table = call.max_seqlen_q, call.max_seqlen_k, call.block_table
-    dropout_p, softcap, softmax_scale = call.options.dropout_p, call.options.softcap, call.options.softmax_scale
+    softmax_scale = call.options.softmax_scale
     try:
-        _, heads, dim = q.shape
-        shape_k, shape_v = k.shape, v.shape
         if is_compiling():  # a graph may count the rows of k and of v apart, as it runs
-            torch._check(shape_k[0] == shape_v[0])
-        _, heads_k, dim_k = shape_k
+            torch._check(k.shape[0] == v.shape[0])
+        dim, device, shape_cu = q.shape[-1], q.device, cu_seqlens_q.shape
         left, right = call.options.window_size
-        dtype = q.dtype
-        device = q.device
-        shape_cu = cu_seqlens_q.shape
         fine = (
-            (shape_k == shape_v or (shape_k[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
-            and dim == dim_k
-            and 0 < dim <= MAX_HEAD_DIM
-            and heads_k > 0
-            and heads > 0
-            and heads % heads_k == 0
-            and dtype is k.dtype
-            and dtype is v.dtype
-            and dtype in DTYPES
-            and q.layout is k.layout is v.layout is DENSE
-            and device == k.device
-            and device == v.device
+            q.dim() == k.dim() == 3
             and len(shape_cu) == 1
             and shape_cu[0] > 0
             and shape_cu == cu_seqlens_k.shape
@@ -127,13 +83,7 @@ def check_varlen(call: AttentionCall) -> None:
             and cu_seqlens_q.is_contiguous()
             and cu_seqlens_k.is_contiguous()
             and (is_compiling() or (0 <= max_seqlen_q <= INT32_MAX and 0 <= max_seqlen_k <= INT32_MAX))
-            and 0.0 <= dropout_p < BELOW_ONE
-            and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
-            and type(left) is int
-            and type(right) is int
-            and are_tensors_fine(call.options, q, shape_cu[0] - 1)
-            and type(call.options.causal) is bool
-            and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
+            and are_fine(call.options, q, k, v, shape_cu[0] - 1)
             and type(call.deterministic) is bool
             and type(call.return_softmax) is bool
             and block_table is None

@@ -7,10 +7,6 @@ import torch
 from flash_attn.call.arguments.diagnosis import (
     DENSE,
     DTYPES,
-    LEAST,
-    MAX_HEAD_DIM,
-    MOST,
-    MOST_SOFTCAP,
     check_block_table,
     check_index,
     check_per_sequence,
@@ -20,7 +16,7 @@ from flash_attn.call.arguments.diagnosis import (
     refuse_gradients,
 )
 from flash_attn.call.arguments.latent import check_second_query, split_absorbed
-from flash_attn.call.arguments.options import are_tensors_fine, diagnose_options
+from flash_attn.call.arguments.options import are_fine, diagnose_options
 from flash_attn.call.calls import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
@@ -40,42 +36,23 @@ def check_kvcache(
     split_absorbed(call)
     q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
     cache_seqlens, cache_batch_idx, block_table = call.cache_seqlens, call.cache_batch_idx, call.block_table
-    softcap, softmax_scale, cu_seqlens_q = call.options.softcap, call.options.softmax_scale, call.cu_seqlens_q
+    softmax_scale = call.options.softmax_scale
     try:
         left, right = call.options.window_size
-        batch, _, heads, dim = q.shape
-        shape, shape_v = k_cache.shape, v_cache.shape
-        batch_cache, _, heads_k, dim_k = shape
-        dtype = q.dtype
-        device = q.device
+        batch, _, _, dim = q.shape
+        batch_cache, _, heads_k, _ = k_cache.shape
+        dtype, device = q.dtype, q.device
         fine = (
-            (shape == shape_v or (shape[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
-            and dim == dim_k
-            and 0 < dim <= MAX_HEAD_DIM
-            and heads_k > 0
-            and heads > 0
-            and heads % heads_k == 0
-            and dtype is k_cache.dtype
-            and dtype is v_cache.dtype
-            and dtype in DTYPES
-            and device == k_cache.device
-            and device == v_cache.device
-            and q.layout is k_cache.layout is v_cache.layout is DENSE
+            are_fine(call.options, q, k_cache, v_cache, batch)
             and k_cache.stride(3) == 1
             and v_cache.stride(3) == 1
-            and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
-            and type(left) is int
-            and type(right) is int
             and call.rotary_cos is None
             and call.rotary_sin is None
             and call.cache_leftpad is None
-            and are_tensors_fine(call.options, q, batch)
             and (call.options.s_aux is None or not call.options.s_aux.requires_grad)
-            and type(call.options.causal) is bool
-            and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.rotary_interleaved) is bool
             and type(return_softmax_lse) is bool
-            and cu_seqlens_q is None
+            and call.cu_seqlens_q is None
             and call.cu_seqlens_k_new is None
             and call.rotary_seqlens is None
             # isinstance, which mypy would narrow by, takes longer.
@@ -90,7 +67,7 @@ def check_kvcache(
                 if k is None
                 else v is not None
                 and k.shape[:-1] == v.shape[:-1]
-                and v.shape[-1] == shape_v[-1]
+                and v.shape[-1] == v_cache.shape[-1]
                 and k.layout is v.layout is DENSE
                 and k.dtype is dtype
                 and v.dtype is dtype

@@ -7,6 +7,7 @@ from torch.compiler import is_compiling
 
 from flash_attn.call.arguments.diagnosis import check_alike
 from flash_attn.call.calls import CacheCall
+from flash_attn.core.protocol import spoil
 from flash_attn.kernels.value_dims import LATENT_DIM, LATENT_VALUE_DIM
 
 
@@ -42,6 +43,7 @@ def split_absorbed(call: CacheCall) -> None:
 
 def _are_first(v: torch.Tensor, k: torch.Tensor) -> bool:
     """Whether v is a view of the first columns of k."""
+    spoil()
     try:
         same = v.untyped_storage()._cdata == k.untyped_storage()._cdata
     except (AttributeError, RuntimeError):  # not a tensor, or a tensor without memory of its own

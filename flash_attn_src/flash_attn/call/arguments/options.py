@@ -14,6 +14,8 @@ from flash_attn.call.arguments.diagnosis import (
     BELOW_ONE,
     DTYPES,
     LEAST,
+    MAX_HEAD_DIM,
+    MOST,
     MOST_SOFTCAP,
     check_strided,
     check_window,
@@ -23,11 +25,41 @@ from flash_attn.call.arguments.diagnosis import (
 from flash_attn.call.options import FIELDS, Options
 
 
-def are_tensors_fine(options: Options, q: torch.Tensor, batch: int, seqlen_k: int | None = None) -> bool:
-    """Whether the options that are tensors need no diagnosis, for the fast checks. Raises what `_check_tensors` does.
+def are_fine(
+    options: Options, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: int, seqlen_k: int | None = None
+) -> bool:
+    """Whether the tensors and the options need no diagnosis, for the fast checks. May raise for wrong ones, too."""
+    *_, heads, dim = q.shape
+    shape_k, shape_v, dtype, device = k.shape, v.shape, q.dtype, q.device
+    *_, heads_k, dim_k = shape_k
+    left, right = options.window_size
+    softcap, scale = options.softcap, options.softmax_scale
+    return (
+        (shape_k == shape_v or (shape_k[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
+        and dim == dim_k
+        and 0 < dim <= MAX_HEAD_DIM
+        and heads_k > 0
+        and heads > 0
+        and heads % heads_k == 0
+        and dtype is k.dtype
+        and dtype is v.dtype
+        and dtype in DTYPES
+        and q.layout is k.layout is v.layout is torch.strided
+        and device == k.device
+        and device == v.device
+        and 0.0 <= options.dropout_p < BELOW_ONE
+        and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
+        and type(left) is int
+        and type(right) is int
+        and _are_tensors_fine(options, q, batch, seqlen_k)
+        and type(options.causal) is bool
+        and (scale is None or (type(scale) is float and LEAST <= scale <= MOST))
+    )
 
-    False for a traced call, since Dynamo would trace how a fast check catches that.
-    """
+
+def _are_tensors_fine(options: Options, q: torch.Tensor, batch: int, seqlen_k: int | None) -> bool:
+    """Raises what `_check_tensors` does. False for a traced call, since Dynamo would trace how a fast check catches
+    that."""
     for name in FIELDS[type(options)].axes:
         if getattr(options, name) is not None:
             if is_compiling():

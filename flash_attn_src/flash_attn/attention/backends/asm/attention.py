@@ -11,6 +11,7 @@ from flash_attn.attention.backends.ck.parameters import aligned
 from flash_attn.call.calls import AttentionCall, ForwardResult, new_out
 from flash_attn.call.options import ASM_BACKWARD, ASM_FORWARD
 from flash_attn.core import device
+from flash_attn.core.protocol import spoil
 from flash_attn.kernels import assembly
 
 DTYPES = {torch.float16: assembly.FP16, torch.bfloat16: assembly.BF16}
@@ -46,6 +47,7 @@ def describe(call: AttentionCall) -> Call | None:
     packed = call.cu_seqlens_q is not None
     starts_q = starts_k = total_q = total_k = 0
     if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
+        spoil()
         starts_q, starts_k = call.cu_seqlens_q.data_ptr(), call.cu_seqlens_k.data_ptr()
         total_q, total_k = call.q.shape[0], call.k.shape[0]
     return Call(
@@ -88,7 +90,7 @@ def forward(call: AttentionCall, described: Call) -> ForwardResult:
             described, operand(q), operand(k), operand(v), operand(result), lse.data_ptr(), lse.stride(-2)
         )
         tensors = (q, k, v, result, lse, call.cu_seqlens_q, call.cu_seqlens_k)
-        device.of(q.get_device()).run([launch], tensors)
+        device.run(q, [launch], tensors)
         _rows_without_keys(call, described.mask, result, lse)
     if call.out is not None and result is not call.out:
         result = call.out.copy_(result)

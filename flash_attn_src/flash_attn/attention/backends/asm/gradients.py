@@ -47,7 +47,7 @@ def backward(gradients: GradientCall, described: Call) -> torch.Tensor:
         sums.data_ptr(), lse.stride(-2),
     )  # fmt: skip
     tensors = (*operands.values(), lse, delta, sums, call.cu_seqlens_q, call.cu_seqlens_k)
-    device.of(q.get_device()).run([launch], tensors)
+    device.run(q, [launch], tensors)
     gradients.dq.copy_(sums.transpose(-2, -3))
     for gradient, computed in ((gradients.dk, dk), (gradients.dv, dv)):
         if heads != heads_k:

@@ -93,7 +93,7 @@ def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:
     rest = (q.shape[0] if packed else 0, 0, 0)
     launches = ck_planner.plan("backward", ck_planner.BACKWARD.pack(*shape, *tensors, *(address,) * 3, *rest))
     dots = [launch for launch in launches if launch.kernel.startswith("dot-")]
-    device.of(q.get_device()).run(dots, parameters.tensors)
+    device.run(q, dots, parameters.tensors)
     return True
 
 

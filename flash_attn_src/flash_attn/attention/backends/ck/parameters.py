@@ -78,7 +78,7 @@ class Parameters:
         Raises UnsupportedError before anything is launched.
         """
         launches = ck_planner.plan(what, packed)
-        device.of(self.tensors[0].get_device()).run(launches, self.tensors)
+        device.run(self.tensors[0], launches, self.tensors)
 
 
 def batch_stride(alibi_slopes: torch.Tensor | None) -> int:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 
 from flash_attn.attention.backends.split_kv import as_cache_call, cache_call_of
 from flash_attn.attention.backends.triton.bias import bias_of
-from flash_attn.attention.backends.triton.decode import attend_by_plan, attend_split, takes_pages
+from flash_attn.attention.backends.triton.decode import attend_split, takes_pages
 from flash_attn.attention.backends.triton.grid import chunk_of, grid_of, is_even
 from flash_attn.attention.backends.triton.inputs import VEC, Inputs, inputs_of, pages_of, rows, sinks_of
 from flash_attn.attention.backends.triton.kernels import find, forward_kind, refuse_unserved
 from flash_attn.attention.backends.triton.probabilities import probabilities_of
 from flash_attn.attention.backends.triton.sparse import lists_of
 from flash_attn.attention.backends.triton.value_dims import padded
-from flash_attn.call.calls import AttentionCall, CacheCall, ForwardResult, new_out
-from flash_attn.call.options import SPLIT_KV, draw_rng_state, layout, plan_key
-from flash_attn.core import device
+from flash_attn.call.calls import AttentionCall, ForwardResult, new_out
+from flash_attn.call.options import SPLIT_KV, draw_rng_state
+from flash_attn.call.plans import planned_call
 from flash_attn.core.arguments import Value
-from flash_attn.core.device import Grid, Kernel, Tensors
+from flash_attn.core.device import Kernel
+from flash_attn.core.protocol import launch
 
 # Operations for v with the head dim of q and k, and for v with another head dim.
 _FORWARD = (("fwd",), ("fwd-v",))
@@ -48,56 +46,6 @@ def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(q) if v.shape[-1] == q.shape[-1] else new_out(q, v)
 
 
-# The tensors of a launch that a plan serves: `_tensors_of`.
-_PLANNED = (
-    "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table",
-    "alibi_slopes", "sinks", "bias", "rng_state",
-)  # fmt: skip
-_PLANNED_OPTIONS = ("alibi_slopes", "s_aux", "attn_bias", "rng_state")
-
-
-class _Plan(NamedTuple):
-    """A launch of the forward kernel. ordered: from the tensors of `_PLANNED` and None to those of the kernel."""
-
-    kernel: Kernel
-    grid: Grid
-    ordered: Callable[[Tensors], Tensors]
-    numbers: tuple[int | float, ...]
-    lse_shape: tuple[int, ...]
-
-
-_SPLIT: Any = object()  # in the place of a plan: the keys of the call are split
-
-
-def _plan_key(call: AttentionCall) -> tuple[object, ...] | None:
-    """All that the plan of a call depends on, but for the alignment of its tensors; None for a call with options that
-    no plan has."""
-    q, k, v = call.q, call.k, call.v
-    if call.return_softmax and call.options.dropout_p > 0.0:
-        return None
-    options = plan_key(call.options, _PLANNED_OPTIONS)
-    if options is None:
-        return None
-    lengths = (
-        layout(call.cu_seqlens_q), layout(call.cu_seqlens_k), layout(call.seqused_k), layout(call.leftpad_k),
-        layout(call.block_table), call.max_seqlen_q, call.max_seqlen_k,
-    )  # fmt: skip
-    return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(), layout(call.out),
-        *lengths, *options,
-    )  # fmt: skip
-
-
-def _tensors_of(
-    call: AttentionCall, out: torch.Tensor, lse: torch.Tensor, rng_state: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    options = call.options
-    return (
-        call.q, call.k, call.v, out, lse, call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k,
-        call.block_table, options.alibi_slopes, options.s_aux, options.attn_bias, rng_state,
-    )  # fmt: skip
-
-
 def _rng_state_of(call: AttentionCall) -> torch.Tensor | None:
     """Where the random numbers of a call come from. They are drawn for a call with dropout that brings none."""
     options = call.options
@@ -108,28 +56,10 @@ def _rng_state_of(call: AttentionCall) -> torch.Tensor | None:
 
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`. NotImplementedError for S_dmask of a paged cache."""
-    key = _plan_key(call)
-    if key is None:
-        return _forward(call)
-    q, k, v = call.q, call.k, call.v
-    plan: _Plan | None = device.plans().get(key)
-    if plan is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
-        return _forward(call, key)
-    if plan is _SPLIT:
-        return _split(cache_call_of(call))
-    out = call.out
-    if out is None:
-        out = _new_out(q, v)
-    elif out.data_ptr() & 15:
-        return _forward(call, key)
-    lse, rng_state = torch.empty(plan.lse_shape, dtype=torch.float32, device=q.device), _rng_state_of(call)
-    tensors = plan.ordered((*_tensors_of(call, out, lse, rng_state), None))
-    plan.kernel.launch(plan.grid, tensors, plan.numbers)
-    return ForwardResult(out, lse, None, rng_state)
+    return planned_call(_forward, call)
 
 
-def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> ForwardResult:
-    """`forward` of any call. key: where the plan of the launch is kept."""
+def _forward(call: AttentionCall) -> ForwardResult:
     refuse_unserved(call)
     if call.v.shape[-1] != call.q.shape[-1] and (wide := padded(call)) is not None:
         return _forward_padded(call, wide)
@@ -137,14 +67,8 @@ def _forward(call: AttentionCall, key: tuple[object, ...] | None = None) -> Forw
     (kernel,) = find(forward_ops(call, kind), q.get_device(), q.dtype, q.shape[-1], kind)
     inputs = inputs_of(call)
     if takes_pages(call) and (cached := as_cache_call(kernel.block_m, inputs.call)) is not None:
-        if key is not None and inputs.call is call:
-            device.plans()[key] = _SPLIT
-        return _split(cached)
-    return _launch(inputs, kernel, kind, key if inputs.call is call else None)
-
-
-def _split(call: CacheCall) -> ForwardResult:
-    return ForwardResult(*(attend_by_plan(call) or attend_split(call)), None, call.options.rng_state)
+        return ForwardResult(*attend_split(cached), None, call.options.rng_state)
+    return _launch(inputs, kernel, kind)
 
 
 def _forward_padded(call: AttentionCall, wide: AttentionCall) -> ForwardResult:
@@ -173,8 +97,7 @@ def _add_extras(call: AttentionCall, kernel: Kernel, values: dict[str, Value]) -
     return flags
 
 
-def _launch(inputs: Inputs, kernel: Kernel, kind: str, key: tuple[object, ...] | None) -> ForwardResult:
-    """Launches the forward kernel, and keeps a plan of the launch under `key`."""
+def _launch(inputs: Inputs, kernel: Kernel, kind: str) -> ForwardResult:
     call, options = inputs.call, inputs.call.options
     q, heads = call.q, inputs.heads
     result = _new_out(q, call.v) if call.out is None else call.out
@@ -193,15 +116,7 @@ def _launch(inputs: Inputs, kernel: Kernel, kind: str, key: tuple[object, ...] |
         "rng_state": rng_state, "m_blocks": m_blocks, "planes": heads * inputs.batch,
         "chunk": chunk_of(planes, is_even(call), kernel), "flags": packed | inputs.flags | extra_flags,
     }  # fmt: skip
-    tensors, numbers = kernel.arguments.fill(values)
-    kernel.launch(grid, tensors, numbers)
-    if (
-        key is not None
-        and m_blocks * planes > 0
-        and kernel.arguments.passes(values, _PLANNED, _tensors_of(call, result, lse, rng_state))
-    ):
-        ordered = kernel.arguments.ordered(_PLANNED)
-        device.plans()[key] = _Plan(kernel, grid, ordered, numbers, inputs.lse_shape)
+    launch(kernel, grid, values)
     if call.out is not None and out is not call.out:
         out = call.out.copy_(out)
     probabilities = None

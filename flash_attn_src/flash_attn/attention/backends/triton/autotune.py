@@ -37,6 +37,7 @@ from flash_attn.core.device import Kernel
 from flash_attn.core.environment import TRITON_AUTOTUNE, switch
 from flash_attn.core.files import write_whole
 from flash_attn.core.platform import PLATFORM
+from flash_attn.core.protocol import spoil
 from flash_attn.kernels import launches
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
@@ -105,6 +106,7 @@ def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]
     tuned = (*key, shape)
     with _lock:
         if tuned not in device.kernels:
+            spoil()
             if index >= 0 and torch.cuda.is_current_stream_capturing():
                 return  # nothing can be timed while a graph is captured: the wheel's own kernels serve it
             needs = variants(ops, dtype, head_dim, kind)

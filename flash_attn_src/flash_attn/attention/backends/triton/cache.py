@@ -12,11 +12,12 @@ from torch.nn.functional import pad
 from flash_attn.attention.backends.split_kv import are_faster, is_few
 from flash_attn.attention.backends.triton.append import append
 from flash_attn.attention.backends.triton.attention import forward
-from flash_attn.attention.backends.triton.decode import attend_by_plan, attend_split
+from flash_attn.attention.backends.triton.decode import attend_split
 from flash_attn.attention.backends.triton.inputs import VEC, aligned
 from flash_attn.attention.backends.triton.kernels import find, forward_kind
 from flash_attn.call.calls import AttentionCall, CacheCall, replace
 from flash_attn.call.options import CACHE, CACHE_AS_WHOLE
+from flash_attn.call.plans import planned_call
 from flash_attn.core import device
 from flash_attn.kernels.value_dims import LATENT_DIM, LATENT_VALUE_DIM, served_pair
 
@@ -28,12 +29,11 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
     kernels, ValueError where pages or rotary tables do not fit.
     """
+    return planned_call(_kvcache, call)
+
+
+def _kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     given_k, given_v = call.k_cache, call.v_cache
-    asked = None
-    if call.k is None and not (call.q.data_ptr() | given_k.data_ptr() | given_v.data_ptr()) & 15:
-        asked, planned = call, attend_by_plan(call)
-        if planned is not None:
-            return planned
     CACHE.refuse(call, "leave it out")
     vec = VEC[call.k_cache.dtype]
     if call.qv is not None and (reason := _unsupported_latent(call)) is not None:
@@ -47,9 +47,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         q = append(call, call.k, call.v)
         if q is not call.q:
             call = replace(call, q=q)
-    attended = None if call is asked else attend_by_plan(call)
-    if attended is None:
-        attended = _attend_whole(call) if _keeps_whole(call) else attend_split(call)
+    attended = _attend_whole(call) if _keeps_whole(call) else attend_split(call)
     if call.k is not None:
         for cache, used in ((given_k, k_cache), (given_v, v_cache)):
             if cache is not used:

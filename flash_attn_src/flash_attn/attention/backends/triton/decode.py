@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 
 from flash_attn.attention.backends.triton.inputs import (
@@ -21,88 +18,14 @@ from flash_attn.attention.backends.triton.inputs import (
 )
 from flash_attn.attention.backends.triton.kernels import find_one
 from flash_attn.call.calls import AttentionCall, CacheCall, new_out
-from flash_attn.call.options import layout, plan_key
 from flash_attn.core import device
 from flash_attn.core.arguments import Value, Values
-from flash_attn.core.device import Grid, Kernel, Tensors
+from flash_attn.core.device import Kernel
+from flash_attn.core.protocol import launch, spoil
 from flash_attn.kernels import flags as bits
 from flash_attn.kernels import planning
 from flash_attn.kernels.splits import profitable_splits
 from flash_attn.kernels.variants import bucket
-
-Numbers = tuple[int | float, ...]
-
-# The tensors of the launches that a plan serves. `lse` stands in for descales that a call lacks.
-_PLANNED = (
-    "q", "k", "v", "out", "lse", "partial", "partial_lse", "seqused_k", "leftpad_k", "block_table", "q_descale",
-    "k_descale", "v_descale", "alibi_slopes", "sinks",
-)  # fmt: skip
-_PLANNED_OPTIONS = ("alibi_slopes", "s_aux")
-
-
-class _Plan(NamedTuple):
-    """The launches of a call. join: of the kernel that combines.
-
-    ordered: from the tensors of `_PLANNED` and None to those of the first kernel.
-    """
-
-    launch: tuple[Kernel, Grid, Numbers]
-    ordered: Callable[[Tensors], Tensors]
-    join: tuple[Kernel, Grid, Numbers] | None
-    lse_shape: tuple[int, ...]
-    num_splits: int
-
-
-def _plan_key(call: CacheCall) -> tuple[object, ...] | None:
-    """All that the plan of a call depends on; None for a call with options that no plan has."""
-    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
-    if not call.cu_seqlens_q is call.cu_seqlens_k_new is call.qv is call.out is None:
-        return None
-    options = plan_key(call.options, _PLANNED_OPTIONS)
-    if options is None:
-        return None
-    descales = None if call.descales is None else tuple(map(layout, call.descales))
-    return (
-        q.shape, q.stride(), q.dtype, q.get_device(),
-        k_cache.shape, k_cache.stride(), v_cache.shape, v_cache.stride(),
-        k_cache.dtype, layout(_table(call)), call.block_table is None, layout(call.lengths),
-        layout(call.cache_leftpad), descales, call.length, call.added, call.num_splits, call.sm_margin, *options,
-    )  # fmt: skip
-
-
-def _table(call: CacheCall) -> torch.Tensor | None:
-    return call.cache_batch_idx if call.block_table is None else call.block_table
-
-
-def _tensors_of(call: CacheCall, *made: torch.Tensor) -> Tensors:
-    """The tensors of `_PLANNED`. made: out, lse, partial, partial_lse."""
-    lse, options = made[1], call.options
-    descales = (lse, lse, lse) if call.descales is None else call.descales
-    return (
-        call.q, call.k_cache, call.v_cache, *made, call.lengths, call.cache_leftpad, _table(call), *descales,
-        options.alibi_slopes, options.s_aux,
-    )  # fmt: skip
-
-
-def attend_by_plan(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The result of `attend_split` if it has served such a call before, else None. Tensors are aligned to 16 bytes."""
-    key = _plan_key(call)
-    plan: _Plan | None = None if key is None else device.plans().get(key)
-    if plan is None:
-        return None
-    q, v_cache = call.q, call.v_cache
-    kernel, grid, numbers = plan.launch
-    result = new_out(q, v_cache)
-    partial = partial_lse = lse = q.new_empty(plan.lse_shape, dtype=torch.float32)
-    if plan.num_splits > 1:
-        partial = lse.new_empty((plan.num_splits, *plan.lse_shape, v_cache.shape[-1]))
-        partial_lse = lse.new_empty((plan.num_splits, *plan.lse_shape))
-    tensors = plan.ordered((*_tensors_of(call, result, lse, partial, partial_lse), None))
-    kernel.launch(grid, tensors, numbers)
-    if plan.join is not None:
-        kernel, grid, numbers = plan.join
-        kernel.launch(grid, (partial, partial_lse, result, lse), numbers)
-    return result, lse
 
 
 def takes_pages(call: AttentionCall) -> bool:
@@ -193,12 +116,10 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         "window_left": left, "window_right": right, "chunk": options.attention_chunk,
         "lse_rows": lse.numel(), "m_blocks": m_blocks, "num_splits": num_splits, "flags": flags | sink_flags,
     }  # fmt: skip
-    tensors, numbers = kernel.arguments.fill(values)
-    kernel.launch(grid, tensors, numbers)
-    joined = None
+    launch(kernel, grid, values)
     if num_splits > 1:
         out_b, out_m, out_h = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
-        joined = _join({
+        _join({
             "partial": partial, "partial_lse": partial_lse, "out": result, "lse": lse,
             "stride_ps": lse.numel() * head_dim_v, "stride_pb": lse_b * head_dim_v, "stride_pm": head_dim_v,
             "stride_ph": lse_h * head_dim_v,
@@ -207,12 +128,6 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             "stride_lb": lse_b, "stride_lm": 1, "stride_lh": lse_h,
             "nheads": nheads, "seqlen_q": q.shape[-3], "head_dim": head_dim_v, "num_splits": num_splits,
         }, result, head_dim_v, lse.numel(), num_splits)  # fmt: skip
-    key = _plan_key(call) if programs > 0 else None
-    if key is not None and kernel.arguments.passes(
-        values, _PLANNED, _tensors_of(call, result, lse, partial, partial_lse)
-    ):
-        ordered = kernel.arguments.ordered(_PLANNED)
-        device.plans()[key] = _Plan((kernel, grid, numbers), ordered, joined, tuple(lse.shape), num_splits)
     if out is not None and result is not out:
         result = out.copy_(result)
     return result, lse
@@ -220,6 +135,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _joined(qv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Rows of qv, each followed by its row of q. No copy if both are already views of such rows."""
+    spoil()
     ends = qv.data_ptr() + qv.shape[-1] * qv.element_size()
     if ends == q.data_ptr() and qv.stride() == q.stride() and qv.untyped_storage()._cdata == q.untyped_storage()._cdata:
         return qv.as_strided((*q.shape[:-1], qv.shape[-1] + q.shape[-1]), q.stride())
@@ -267,11 +183,8 @@ def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor)
     return lse
 
 
-def _join(values: Values, out: torch.Tensor, head_dim: int, rows: int, num_splits: int) -> tuple[Kernel, Grid, Numbers]:
-    """Launches `attn_combine` for so many rows. Returns what it launches."""
+def _join(values: Values, out: torch.Tensor, head_dim: int, rows: int, num_splits: int) -> None:
+    """Launches `attn_combine` for so many rows."""
     kind = "wide" if num_splits > planning.SPLIT_KV.many_splits and rows <= planning.SPLIT_KV.few_rows else "plain"
     kernel = find_one("combine", out.get_device(), out.dtype, head_dim, kind)
-    grid = (rows, -(-head_dim // bucket(head_dim, "combine")), 1)
-    tensors, numbers = kernel.arguments.fill(values)
-    kernel.launch(grid, tensors, numbers)
-    return kernel, grid, numbers
+    launch(kernel, (rows, -(-head_dim // bucket(head_dim, "combine")), 1), values)

@@ -21,6 +21,7 @@ from flash_attn.attention.backends.triton.sparse import lists_of
 from flash_attn.attention.backends.triton.sums import add_up
 from flash_attn.attention.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.call.calls import AttentionCall, GradientCall
+from flash_attn.call.plans import planned_call
 from flash_attn.core.arguments import Values
 from flash_attn.core.protocol import launch
 
@@ -38,6 +39,10 @@ def backward_ops(call: AttentionCall) -> tuple[str, ...]:
 
 def backward(gradients: GradientCall) -> torch.Tensor:
     """See `protocol.Backend.backward`. Every sum here has a fixed order, so it is always deterministic."""
+    return planned_call(_backward, gradients)
+
+
+def _backward(gradients: GradientCall) -> torch.Tensor:
     call, options = gradients.forward, gradients.forward.options
     refuse_unserved(call)
     if call.v.shape[-1] != call.q.shape[-1] and (wide := padded_gradients(gradients)) is not None:
