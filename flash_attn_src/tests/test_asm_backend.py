@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import reference
@@ -20,7 +21,7 @@ from flash_attn.attention.backends import choice, sources
 from flash_attn.attention.backends import torch as torch_backend
 from flash_attn.attention.backends.ck import ComposableKernel
 from flash_attn.attention.backends.sources import Sources
-from flash_attn.call.calls import AttentionCall, attention_call
+from flash_attn.call.calls import AttentionCall, attention_call, cache_call
 from flash_attn.core import build_info, device
 from flash_attn.core.build_info import BuildInfo
 from flash_attn.core.ck_planner import Launch
@@ -204,6 +205,7 @@ def call(
         ("gfx950", {"head_dim": 192, "value_dim": 96}, "triton", "triton"),
         ("gfx942", {"head_dim": 192, "value_dim": 128}, "triton", "triton"),
         ("gfx942", {"head_dim": 512}, "triton", "triton"),
+        ("gfx942", {"mask": SimpleNamespace(), "softcap": 3.0}, "triton", "triton"),
     ],
 )
 def test_who_serves_a_call(target: str, options: dict[str, Any], forward: str, backward: str) -> None:
@@ -213,6 +215,16 @@ def test_who_serves_a_call(target: str, options: dict[str, Any], forward: str, b
     for op in ("forward", "backward"):
         assert (result[op]["kernel"] is not None) is (result[op]["source"] == "asm")
         assert result[op]["why"]
+
+
+@pytest.mark.parametrize(("target", "triton"), [("gfx90a", True), ("gfx942", False)])
+def test_who_serves_a_cache(target: str, triton: bool) -> None:
+    """On an MI200 Triton's kernels alone keep small numbers of fp16."""
+    q, cache = torch.zeros(1, 1, 2, 64, dtype=torch.float16), torch.zeros(1, 64, 2, 64, dtype=torch.float16)
+    of_ck, of_triton = mock.Mock(), mock.Mock()
+    with device.using(Recording(target)):
+        Sources(of_ck, of_triton).kvcache(cache_call(q, cache, cache, softmax_scale=1.0))
+    assert (of_triton.kvcache.called, of_ck.kvcache.called) == (triton, not triton)
 
 
 def test_a_store_without_assembly_kernels() -> None:
@@ -308,6 +320,13 @@ def test_the_table_names_kernels_that_exist() -> None:
             for dtype in row.dtypes:
                 kind = (row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304, row.value_dim)
                 assert assembly.find(*kind) is not None
+
+
+def test_a_row_of_values_of_another_width_is_for_that_width() -> None:
+    (row,) = (row for row in providers.ROWS if row.value_dim and row.op == "fwd")
+    asked = (row.target, row.op, row.dtypes[0], row.dims[1], row.masks[0], 4096)
+    assert choice.find(*asked, row.value_dim) is row
+    assert choice.find(*asked) is not row is not choice.find(*asked, row.value_dim - 8)
 
 
 @pytest.mark.parametrize("home", [None, "/dev/null"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import flash_attn
 import pytest
@@ -13,6 +14,7 @@ from assert_close import assert_close
 from flash_attn.attention import backends
 from flash_attn.attention.backends import torch as oracle
 from flash_attn.attention.backends import triton
+from flash_attn.attention.operators import dispatch
 from op_arguments import op_arguments
 from small_calls import in_one_graph
 
@@ -303,6 +305,15 @@ def test_a_wrong_bias(name: str) -> None:
     q, k, v, bias = (x.detach() for x in _draw())
     with pytest.raises(kind, match=says):
         flash_attn.flash_attn_func(q, k, v, attn_bias=change(bias), **options)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_only_a_learned_bias_has_a_gradient_in_memory(learned: bool) -> None:
+    q, k, v, bias = _draw()
+    with mock.patch.object(dispatch, "backward", wraps=dispatch.backward) as backward:
+        flash_attn.flash_attn_func(q, k, v, attn_bias=bias.detach().requires_grad_(learned)).sum().backward()
+    (gradients,) = backward.call_args.args
+    assert (gradients.dbias is not None) is learned
 
 
 def test_functions_of_packed_sequences_have_none() -> None:

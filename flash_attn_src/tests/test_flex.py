@@ -561,18 +561,24 @@ def _of_documents(documents: torch.Tensor) -> tuple[Function, BlockMask]:
 
 
 @pytest.mark.parametrize("score", ["plain", "soft cap", "ALiBi"])
-@pytest.mark.parametrize("mask", ["no mask", "causal", "windows of documents", "blocks", "single keys"])
-def test_lists_hide_blocks_and_show_whole_ones(mask: str, score: str) -> None:
+@pytest.mark.parametrize(
+    ("mask", "size"),
+    [
+        *((name, 128) for name in ("no mask", "causal", "windows of documents", "blocks", "single keys")),
+        ("single keys", 100),  # of no multiple of a kernel's block: the bits hold what the lists say
+    ],
+)
+def test_lists_hide_blocks_and_show_whole_ones(mask: str, size: int, score: str) -> None:
     """PyTorch's eager path reads no lists. Its compiled kernels do, and ask the mask_mod in partial blocks alone."""
     blocks = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 1, 2]], device=DEVICE)
     lists = [x for kind in (1, 2) for x in torch_flex._dense_to_ordered((blocks == kind)[None, None].int())]
     mask_mod = MASKS[mask][0]
-    block_mask = BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod, seq_lengths=(N, N))
+    block_mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=(N, N))
     leaves = _draw(torch.float32)
     with use_for_flex():
         out = flex_attention(*leaves, SCORES[score], block_mask)
     asked = mask_mod or (lambda b, h, q, kv: q >= 0)
-    at = lambda q, kv: blocks[q // 128, kv // 128]  # noqa: E731
+    at = lambda q, kv: blocks[q // size, kv // size]  # noqa: E731
     shown = lambda b, h, q, kv: (at(q, kv) == 2) | ((at(q, kv) == 1) & asked(b, h, q, kv))  # noqa: E731
     expected, _ = _definition(*leaves, SCORES[score], shown)
     torch.testing.assert_close(out, expected)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn.attention.backends.triton import gradients, grid
+from flash_attn.attention.backends.triton import attention, gradients, grid, inputs
 from flash_attn.call.calls import GradientCall, attention_call
 
 
@@ -52,6 +52,32 @@ def test_the_parts_take_no_more_memory_than_dq_would() -> None:
 def test_blocks_of_equal_work(options: dict[str, Any], even: bool) -> None:
     q = torch.zeros(1, 4, 1, 8)
     assert grid.is_even(attention_call(q, q, q, softmax_scale=1.0, **options)) is even
+
+
+def test_a_window_wider_than_any_sequence_is_open() -> None:
+    """An operator's own caller may pass any number, to which kernels add places of keys."""
+    q, wide = torch.zeros(1, 4, 1, 8), (1 << 31) - 1
+    call = attention_call(q, q, q, softmax_scale=1.0, window_size=(wide, wide))
+    assert inputs.window_of(call) == (inputs.OPEN_WINDOW, inputs.OPEN_WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("more", "op"),
+    [
+        ({}, "fwd-paged-whole"),
+        ({"leftpad_k": torch.zeros(2, dtype=torch.int32)}, "fwd-paged"),  # blocks of keys begin within pages
+        ({"dtype": torch.float32}, "fwd-paged"),
+        ({"page": 80}, "fwd-paged"),
+    ],
+    ids=["whole", "padding", "fp32", "page of 80"],
+)
+def test_the_kernel_for_pages(more: dict[str, Any], op: str) -> None:
+    more = {"dtype": torch.float16, "page": 128, **more}
+    dtype, page = more.pop("dtype"), more.pop("page")
+    q, k = torch.zeros(2, 4, 2, 64, dtype=dtype), torch.zeros(9, page, 2, 64, dtype=dtype)
+    call = attention_call(q, k, k, softmax_scale=1.0, block_table=torch.zeros(2, 4, dtype=torch.int32), **more)
+    with mock.patch.object(attention, "find", return_value=(mock.Mock(block_n=64),)):
+        assert attention.forward_ops(call, "plain") == (op,)
 
 
 def test_a_grid_of_packed_rows() -> None:

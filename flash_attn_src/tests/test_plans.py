@@ -20,7 +20,7 @@ from flash_attn.attention import backends
 from flash_attn.attention.backends import triton
 from flash_attn.attention.backends.triton import gradients as triton_gradients
 from flash_attn.call import plans
-from flash_attn.call.calls import AttentionCall, CacheCall
+from flash_attn.call.calls import AttentionCall, CacheCall, attention_call
 from flash_attn.call.options import FIELDS, Options, replace
 from flash_attn.core import device
 from flash_attn.core.arguments import Arguments
@@ -89,6 +89,11 @@ def _calls() -> list[Call]:
         for starts, longest in product(divisions, (400, 600)):
             packed = (rows, rows, rows, starts, starts.clone(), longest, 600)
             calls.append(lambda packed=packed, options=options: flash_attn_varlen_func(*packed, **options))
+    # Other longest keys, and padding, as upstream's private functions take it.
+    starts = {"cu_seqlens_q": divisions[0], "cu_seqlens_k": divisions[0].clone(), "max_seqlen_q": 600}
+    for more in ({}, {"leftpad_k": torch.zeros(2, dtype=torch.int32)}, {"max_seqlen_k": 500}):
+        packed_call = attention_call(rows, rows, rows, softmax_scale=0.125, **{"max_seqlen_k": 600, **starts, **more})
+        calls.append(lambda packed_call=packed_call: triton.forward(packed_call))
     q, cache = torch.zeros(2, 1, 8, 64, dtype=torch.float16), torch.zeros(2, 4096, 2, 64, dtype=torch.float16)
     values = cache.clone()
     pages, new = cache.view(32, 256, 2, 64), cache[:, :1]
@@ -135,6 +140,26 @@ def test_launches_of_plans() -> None:
             assert [run(call) for call in calls] == fresh
         assert len(device.plans()) <= device.MAX_PLANS
         assert len(_kept()) > 100
+
+
+def test_multiprocessors_that_a_call_leaves_to_others_get_no_splits() -> None:
+    gpu, q, cache = _Gpu(), torch.zeros(2, 1, 8, 64).half(), torch.zeros(2, 4096, 2, 64).half()
+    with device.using(gpu):
+        for margin in (0, gpu.compute_units):
+            triton.kvcache(CacheCall(q, cache, cache, SCALED, sm_margin=margin))
+    (_, splits, *_), _, (_, whole, *_) = gpu.launched
+    assert splits[0] > whole[0] == 2 * 2
+
+
+def test_the_lengths_of_a_cache_end_at_its_capacity() -> None:
+    """New keys that find no room are lost: no kernel may read behind the cache."""
+    gpu, x = _Gpu(), torch.zeros(2, 600, 8, 64).half()
+    lengths = torch.tensor([60, 3], dtype=torch.int32)
+    with device.using(gpu), backends.using(triton):
+        flash_attn_with_kvcache(x, x[:, :64], x[:, :64].clone(), x[:, :10], x[:, :10], cache_seqlens=lengths)
+    numbers = [of[3] for *_, layouts, _ in gpu.launched for of in layouts if of is not None]
+    assert [64, 13] in numbers
+    assert [70, 13] not in numbers
 
 
 def test_no_plan_is_kept_of_a_copy() -> None:

@@ -320,6 +320,7 @@ RANGES = torch.zeros(1, 1, 13, 2, 2, dtype=torch.int32, device=DEVICE)
         (lambda: flash_attn_ranges_func(Q, K, K, None, IDS, IDS), "ids_k: got shape (1, 13), wanted (1 or 2, 20)"),
         (lambda: flash_attn_ranges_func(Q, K, K, None, None, IDS), "ids_q: got None"),
         (lambda: flash_attn_ranges_func(Q, K, K, bits=IDS[None]), "bits: got shape (1, 1, 13), wanted (1 or 2, 1 or 4"),
+        (lambda: flash_attn_ranges_func(Q, K, K, RANGES, bits=RANGES[..., 0, :1]), "bits: got a tensor beside ranges"),
         (lambda: flash_attn_ranges_func(Q, K, K, hidden=RANGES), "hidden: got shape (1, 1, 13, 2, 2), wanted (1 or 2"),
         (lambda: flash_attn_ranges_func(Q, K, K, RANGES.to("meta")), "ranges: got it on meta"),
         (

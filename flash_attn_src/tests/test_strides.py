@@ -110,3 +110,10 @@ def test_strides_that_int32_does_not_hold() -> None:
     assert inputs.alibi_stride_of(far[0, 0]) == 16
     assert inputs.table_stride_of(far[0, 0]) == 16
     assert layer.dense_rows(far[0, 0]).stride(0) < 1 << 31
+
+
+@pytest.mark.parametrize(("row", "copied"), [(inputs.MAX_ROW_STRIDE * 4 - 4, False), (inputs.MAX_ROW_STRIDE * 4, True)])
+def test_rows_as_far_from_each_other_as_kernels_assume(row: int, copied: bool) -> None:
+    """kernels/common.py tells the compiler that they are nearer; others are copied."""
+    x = torch.zeros(row + 16).as_strided((1, 2, 1, 16), (0, row, 16, 1))
+    assert (inputs.rows(x, 4)[0] is not x) is copied

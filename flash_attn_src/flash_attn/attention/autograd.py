@@ -49,7 +49,6 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
     if call.options.softmax_scale is None:
         call.options.softmax_scale = head_dim**-0.5
-    call.return_softmax = requested and call.options.dropout_p > 0.0
     padded, softmax_lse, dmask, _ = dispatch.forward(call)
     if ctx is not None:
         tensors, ctx.rest = kept(call)
