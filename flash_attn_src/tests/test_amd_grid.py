@@ -43,6 +43,11 @@ def _named(dtype: str, size: int, forward: str, backward: str = "plain", values:
     return (*names, f"bwd-dbias-{dtype}-d{size}") if backward == "bias" else tuple(names)
 
 
+def _of_distances(dtype: str, dim: int, of_table: str) -> tuple[str, ...]:
+    """The kernels of a call with a table of distances."""
+    return (*_named(dtype, dim, "bias", "bias")[:-1], f"bwd-ddiagonals-{dtype}-d{dim}", f"sum-{of_table}-d128")
+
+
 LOWEST, LOWEST_BF16 = torch.finfo(FP32).min, torch.finfo(BF16).min
 CAUSAL, WINDOW, CAP = {"causal": True}, {"window": (20, 9)}, {"softcap": 3.0, "causal": True}
 DENSE = {
@@ -66,16 +71,13 @@ DENSE = {
     ),
     "bias d64 fp32 lowest": Dense(_named("fp32", 64, "bias", "bias"), FP32, (64, 64), WINDOW, FP32, FP32, LOWEST),
     "distances d64": Dense(
-        (*_named("bf16", 64, "bias", "bias")[:-1], "bwd-ddiagonals-bf16-d64"), BF16, (64, 64), CAUSAL, bias=BF16,
-        is_table=True,
+        _of_distances("bf16", 64, "bf16"), BF16, (64, 64), CAUSAL, bias=BF16, is_table=True
     ),
     "distances d128": Dense(
-        (*_named("bf16", 128, "bias", "bias")[:-1], "bwd-ddiagonals-bf16-d128"), BF16, (128, 128), WINDOW, bias=FP32,
-        is_table=True,
+        _of_distances("bf16", 128, "fp32"), BF16, (128, 128), WINDOW, bias=FP32, is_table=True
     ),
     "distances d256 fp32": Dense(
-        (*_named("fp32", 256, "bias", "bias")[:-1], "bwd-ddiagonals-fp32-d256"), FP32, (256, 256), {}, FP32, FP32,
-        is_table=True,
+        _of_distances("fp32", 256, "fp32"), FP32, (256, 256), {}, FP32, FP32, is_table=True
     ),
     "d320": Dense(_named("bf16", 512, "plain"), BF16, (320, 320), CAUSAL),
     "d384 window": Dense(_named("fp16", 512, "plain"), FP16, (384, 384), WINDOW),
