@@ -7,11 +7,13 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 import pytest
 from flash_attn import kernels
-from flash_attn.kernels import providers, targets, tuning
+from flash_attn.kernels import flags, modifiers, providers, targets, tuning
 from flash_attn.kernels.operation import Operation
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.targets import TARGETS
@@ -239,3 +241,12 @@ def test_a_row_of_tiles_has_one_configuration_for_each_score_modifier() -> None:
     for wrong in ({"plain": few}, {"plain": few, "plain any": many, "others": few}, {"sinks": few, "others": many}):
         with pytest.raises(ValueError, match="each of plain, alibi, dropout, softcap, any needs one configuration"):
             tiles(wrong)
+
+
+def test_bits_of_modifiers_are_their_own() -> None:
+    """No flag of an attention kernel has the bit of a score modifier."""
+    shared = ("HAS_", "QUERY_", "ROTARY_", "PACKED_", "SINKS_", "BIAS_IS_")
+    bits = [row.flag for row in modifiers.PER_HEAD]
+    bits += [x for name, x in vars(flags).items() if name.startswith(shared) and name != "HAS_OFFSETS"]
+    assert sum(bits) == reduce(or_, bits)
+    assert all(bit.bit_count() == 1 for bit in bits)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.common import (
-    HAS_ALIBI,
+    HAS_ALIBI_SLOPES,
     HAS_BLOCK_TABLE,
     HAS_CU_SEQLENS_Q,
     HAS_DESCALE,
@@ -398,7 +398,7 @@ def attn_decode(
         b_wide, b_narrow = load_sinks(sinks, head, has_sinks, flags, _result(out).dtype.element_ty)  # [BLOCK_M] both
     b_slope = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     if HAS_SCORE_MOD:
-        if flags & HAS_ALIBI:
+        if flags & HAS_ALIBI_SLOPES:
             b_slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)  # [BLOCK_M]
     out_scale = 1.0
     if flags & HAS_DESCALE:

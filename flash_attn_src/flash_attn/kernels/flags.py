@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 # Which of the optional pointers are real. These are run-time bits and not constants, because one scalar branch for each
-# program costs nothing and a second copy of every code object does.
+# program costs nothing and a second copy of every code object does. The rows of `modifiers` have bits of their own.
 HAS_CU_SEQLENS_Q = 1
 HAS_CU_SEQLENS_K = 2
 HAS_SEQUSED_K = 4
 HAS_LEFTPAD_K = 8
-HAS_ALIBI = 16
 HAS_CACHE_BATCH_IDX = 32
 HAS_ROTARY_SEQLENS = 64
 HAS_DESCALE = 128

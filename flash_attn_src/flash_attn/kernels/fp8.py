@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.common import (
-    HAS_ALIBI,
+    HAS_ALIBI_SLOPES,
     LN2,
     LOG2E,
     RUNTIME_ARGUMENTS,
@@ -131,7 +131,7 @@ def fp8_fwd(
 
     slope = 0.0
     if HAS_SCORE_MOD:
-        if flags & HAS_ALIBI:
+        if flags & HAS_ALIBI_SLOPES:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]

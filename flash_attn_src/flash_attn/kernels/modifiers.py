@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flash_attn.kernels.flags import HAS_ALIBI
-
 
 class Modifier(NamedTuple):
     """A score modifier. option: its name in `flash_attn.call.options`. kind: of the kernels that have it alone.
 
-    flag: of a modifier with a number for each head, which takes the slot `alibi_slopes`; 0 for other modifiers. Its
-    formula and the derivative of its formula are in `scores`.
+    flag: of a modifier with a number for each head, which takes the slot `alibi_slopes`; 0 for other modifiers. A bit
+    that no number of `flags` has; the kernels know it as HAS_ and the option in capitals. Its formula and the
+    derivative of its formula are in `scores`.
     """
 
     option: str
@@ -23,7 +22,7 @@ class Modifier(NamedTuple):
 
 
 MODIFIERS = (
-    Modifier("alibi_slopes", "alibi", HAS_ALIBI),
+    Modifier("alibi_slopes", "alibi", 1 << 4),
     Modifier("dropout_p", "dropout"),
     Modifier("softcap", "softcap"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import HAS_ALIBI, RUNTIME_ARGUMENTS, key_span, query_span, row_stride
+from flash_attn.kernels.common import HAS_ALIBI_SLOPES, RUNTIME_ARGUMENTS, key_span, query_span, row_stride
 from flash_attn.kernels.dropout import keep_mask
 from flash_attn.kernels.groups import Bounds, Rows
 from flash_attn.kernels.scores import alibi_bias, apply_mask, apply_softcap
@@ -46,7 +46,7 @@ def attn_probabilities(
     p_lse = lse + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + q_start)
     p_dmask = dmask + plane.to(tl.int64) * seqlen_q * seqlen_k
     slope = 0.0
-    if flags & HAS_ALIBI:
+    if flags & HAS_ALIBI_SLOPES:
         slope = tl.load(alibi_slopes + batch * stride_ab + head)
 
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]

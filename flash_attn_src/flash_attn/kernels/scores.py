@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import BIAS_IS_FP32, HAS_ALIBI, LOG2E, SINKS_LIKE_OUT
+from flash_attn.kernels.common import BIAS_IS_FP32, HAS_ALIBI_SLOPES, LOG2E, SINKS_LIKE_OUT
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def load_slope(alibi_slopes, stride, batch, head, flags, SCORE_MOD: tl.constexpr
     """
     slope = 0.0
     if SCORE_MOD == "alibi" or SCORE_MOD == "any":
-        if flags & HAS_ALIBI:
+        if flags & HAS_ALIBI_SLOPES:
             slope = tl.load(alibi_slopes + batch * stride + head)
     return slope
 
