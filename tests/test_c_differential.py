@@ -13,15 +13,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import recorded
 from flash_attn.attention.backends import split_kv
 from flash_attn.attention.backends.triton import inputs
 from flash_attn.core import device
-from flash_attn.kernels import flags, operations, planning, splits
+from flash_attn.kernels import flags, modifiers, operations, planning, splits
 from interface import Library
-from random_calls import Drawn, draw, draw_int8, is_padded
+from random_calls import HOST_COST, Drawn, draw, draw_int8, is_padded
 
 from rocm_wheels.paths import ROOT
 
@@ -185,7 +186,9 @@ def change_python(patch: pytest.MonkeyPatch, place: Place, number: float) -> Non
         patch.setattr(planning, name, value)
         return
     flag = str(rest[0])
-    old = getattr(flags, flag)
+    old = (vars(flags) | modifiers.BITS)[flag]
+    if flag in modifiers.BITS:
+        patch.setitem(modifiers.BITS, flag, number)
     for name, module in list(sys.modules.items()):
         if name.startswith(("flash_attn.", "recorded")) and getattr(module, flag, None) == old:
             patch.setattr(module, flag, number)
@@ -208,6 +211,12 @@ def places() -> list[Place]:
     # No call has a larger head dim than the last row of a cost table.
     largest = {("split_kv", name, len(getattr(planning.SPLIT_KV, name)) - 1, "head_dim") for name in ("whole", "split")}
     return [place for place in result if place not in largest and not {*place} & (OF_PYTHON_ALONE | OF_THE_CRATE)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _host_cost() -> Iterator[None]:
+    with mock.patch.object(split_kv, "_HOST", HOST_COST):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ use serde::Deserialize;
 const APART: u64 = 1 << 32;
 const OTHERS: u64 = 100;
 /// `_HOST` of flash_attn/attention/backends/split_kv.py.
-const HOST_COST_OF_PYTHON: f64 = 20.0;
+const HOST_COST_OF_PYTHON: f64 = 6.0;
 const NAMES: [&str; 14] = [
     "q",
     "k",

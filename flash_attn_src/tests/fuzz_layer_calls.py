@@ -111,8 +111,9 @@ NORMS = {
         rms_norm.dropout_add_rms_norm_subset,
         lambda: {
             "x0": floats(3, 8), "residual": floats(3, 8), "weight": floats(8), "bias": floats(8), "dropout_p": 0.1,
-            "epsilon": 1e-5, "layerscale": floats(8), "rowscale_const": 1.0, "prenorm": False,
-            "residual_in_fp32": False, "return_dropout_mask": False,
+            "epsilon": 1e-5, "layerscale": floats(8), "x0_subset": torch.tensor([1, 2, 3], device=DEVICE),
+            "out_subset": torch.tensor([1, 2, 3], device=DEVICE), "rowscale_const": 1.0, "out_numrows": 3,
+            "prenorm": False, "residual_in_fp32": False, "return_dropout_mask": False,
         },
     ),
     "dropout_add_rms_norm_parallel_residual": (
@@ -267,7 +268,9 @@ _RIGHT: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {
     (("unpad_input",), "unused_mask"): ("float", "int16", "every second"),
     (("unpad_input_for_concatenated_sequences",), "attention_mask_in_length"): ("int16", "every second"),
     (("rms_norm", "ops.rms_norm.RMSNorm.forward"), "x"): ("one dimension more", "one row more"),
-    (("dropout_add_rms_norm_subset",), "x0"): ("one dimension more",),
+    (("dropout_add_rms_norm_subset",), "x0"): ("one dimension more", "one row more"),
+    (("dropout_add_rms_norm_subset",), "x0_subset"): ("one dimension more", "every second"),
+    (("dropout_add_rms_norm_subset",), "out_subset"): ("one dimension more", "every second"),
     (("dropout_add_rms_norm_subset",), "residual"): ("one dimension more",),
     (("dropout_add_rms_norm_subset",), "rowscale_const"): ("negative",),
     (("layer_norm_fn", "rms_norm_fn", "layer_norm_ref", "rms_norm_ref", "dropout_add_rms_norm"), "rowscale"): (
@@ -298,6 +301,8 @@ _RIGHT: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {
 _TORCH_SAYS = {
     *((function, argument, change) for function in CALLS if function.startswith("MHA.forward")
       for argument in ("x", "x_kv") for change in ("another float", "another device")),
+    *(("dropout_add_rms_norm_subset", argument, change) for argument in ("x0_subset", "out_subset")
+      for change in ("negative", "huge", "decreasing")),
     ("index_put_first_axis", "values", "quarter precision"),
     ("pad_input", "hidden_states", "quarter precision"),
 }  # fmt: skip

@@ -177,7 +177,10 @@ PROOFS: dict[str, tuple[str, Callable[[AttentionCall], Any]]] = {
     "split-kv": ("", _by_kernels(lambda call: attend_split(cache_call_of(call)))),
     "cache": ("", _by_kernels(lambda call: triton.kvcache(_cached(call)))),
     "cache-whole": ("", _by_kernels(lambda call: triton_cache._attend_whole(_cached(call)))),
-    "fp8": ("", _by_kernels(lambda call: _results(triton.fp8_forward(replace(call, descales=(None,) * 3))))),
+    # A scale below 0 takes the kernel `any`, as an option does that no kernel of FP8 has.
+    "fp8": ("", _by_kernels(lambda call: _results(
+        triton.fp8_forward(replace(call, descales=(None,) * 3, softmax_scale=-call.options.scale))
+    ))),
     "int8": ("", _by_kernels(lambda call: triton.int8_forward(call, None), "gfx1100")),
     "second-derivative": ("", lambda call: second_derivative.transformed(call)),
     "upstream-fwd": ("", lambda call: _results(dispatch._forward_by_op(call))),

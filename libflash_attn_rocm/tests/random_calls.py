@@ -20,7 +20,7 @@ from flash_attn.core.protocol import launch
 from flash_attn.kernels.value_dims import served_pair
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# What Python's host takes for a second launch: `_HOST` of flash_attn/attention/backends/split_kv.py.
+# What the host takes for a second launch, in us: with it some calls are split and others are not.
 HOST_COST = 20.0
 FP8, FP8_NUMBER = torch.float8_e4m3fnuz, 4
 INT = {"dtype": torch.int32}

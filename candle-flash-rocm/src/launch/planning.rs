@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 #[rustfmt::skip]
 pub(super) struct Flags {
     pub has_cu_seqlens_q: i32, pub has_cu_seqlens_k: i32, pub has_seqused_k: i32, pub has_leftpad_k: i32,
-    pub has_alibi: i32, pub has_cache_batch_idx: i32, pub has_rotary_seqlens: i32, pub has_descale: i32,
+    pub has_alibi_slopes: i32, pub has_cache_batch_idx: i32, pub has_rotary_seqlens: i32, pub has_descale: i32,
     pub has_block_table: i32, pub has_sinks: i32, pub sinks_like_out: i32, pub bias_is_fp32: i32, pub has_blocks: i32,
     pub has_ranges: i32, pub has_ids: i32, pub has_hidden: i32, pub query_has_16_bits: i32, pub query_is_fp16: i32,
     pub packed_blocks: i32, pub rotary_interleaved: i32, pub rotary_moves: i32,

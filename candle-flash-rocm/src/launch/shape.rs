@@ -331,7 +331,7 @@ impl Shape {
         let flags = &planning.flags;
         bit(self.cu_seqlens_q, flags.has_cu_seqlens_q)
             | bit(self.cu_seqlens_k, flags.has_cu_seqlens_k)
-            | bit(self.alibi_slopes, flags.has_alibi)
+            | bit(self.alibi_slopes, flags.has_alibi_slopes)
             | bit(self.options.leftpad, flags.has_leftpad_k)
     }
 

@@ -35,7 +35,6 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PLAIN = frozenset((bool, int, float, tuple, type(None), *_TENSORS))
 _ATEN = torch.ops.aten
 _EMPTY = (_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.new_empty.default, _ATEN.empty_strided.default)
-_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # Python sees the content of a tensor
 _SEEN, _NEVER = "seen once", "never kept"
 
 
@@ -76,7 +75,8 @@ class _Tape(TorchDispatchMode):
 
     def _add(self, func: Any, args: Any, named: dict[str, Any], result: Any) -> None:
         made = result if isinstance(result, (list, tuple)) else [result]
-        if not _READS.isdisjoint(func.tags) or not all(isinstance(x, torch.Tensor) for x in made):
+        reads = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+        if reads or not all(isinstance(x, torch.Tensor) for x in made):  # Python sees the content of a tensor
             raise KeyError(func)
         self._held += made
         if func is _ATEN.detach.default:

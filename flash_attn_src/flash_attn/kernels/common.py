@@ -9,7 +9,7 @@ from flash_attn.kernels import flags, modifiers
 
 # The numbers of `flags`, by their names there, and the bits of `modifiers`, as kernels take them.
 globals().update({name: tl.constexpr(x) for name, x in vars(flags).items() if name.isupper()})
-globals().update({f"HAS_{row.option.upper()}": tl.constexpr(row.flag) for row in modifiers.PER_HEAD})
+globals().update({name: tl.constexpr(x) for name, x in modifiers.BITS.items()})
 
 # How many sequences `schedule` compares at once.
 _SCAN = tl.constexpr(256)

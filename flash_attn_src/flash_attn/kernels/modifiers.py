@@ -12,7 +12,7 @@ class Modifier(NamedTuple):
     """A score modifier. option: its name in `flash_attn.call.options`. kind: of the kernels that have it alone.
 
     flag: of a modifier with a number for each head, which takes the slot `alibi_slopes`; 0 for other modifiers. A bit
-    that no number of `flags` has; the kernels know it as HAS_ and the option in capitals. Its formula and the
+    that no number of `flags` has; kernels and manifests know it by its name in `BITS`. Its formula and the
     derivative of its formula are in `scores`.
     """
 
@@ -28,6 +28,7 @@ MODIFIERS = (
 )
 # Those of which a call may have one: they share a slot.
 PER_HEAD = tuple(row for row in MODIFIERS if row.flag)
+BITS = {f"HAS_{row.option.upper()}": row.flag for row in PER_HEAD}
 
 
 class Permissions(NamedTuple):

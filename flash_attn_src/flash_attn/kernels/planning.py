@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flash_attn.kernels import assembly, flags
+from flash_attn.kernels import assembly, flags, modifiers
 from flash_attn.kernels.operation import DTYPES, SPARSE_BLOCK
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.value_dims import LATENT_DIM
@@ -141,7 +141,7 @@ SPLIT_KV, GRID, COMPOSABLE, FP8 = SplitKv(), Grid(), Composable(), Fp8()
 def facts(target: str) -> dict[str, Any]:
     """What the manifest of a target's store says of planning: docs/kernel-store.md."""
     return {
-        "flags": {name: value for name, value in vars(flags).items() if name.isupper()},
+        "flags": {name: value for name, value in vars(flags).items() if name.isupper()} | modifiers.BITS,
         "operations": {
             name: {
                 "sizes": row.sizes,

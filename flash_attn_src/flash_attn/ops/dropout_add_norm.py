@@ -124,6 +124,8 @@ def functions(is_rms_norm: bool) -> tuple[Callable[..., Result], ...]:
         y, z, mask = add_norm(rows, x0, named, residual=_flat(named["residual"], x0))
         if put is not None:
             check_int("out_numrows", named["out_numrows"], 0)
+            if put.shape[0] != y.shape[0]:
+                raise ValueError(f"out_subset: got {put.shape[0]} places, wanted {y.shape[0]}, one for each row")
             y = y.new_zeros(named["out_numrows"] + 1, y.shape[-1]).index_copy(0, put, y)[1:]
         if mask is not None and taken is not None:
             whole = mask.new_ones(x0.numel() // x0.shape[-1] + 1, x0.shape[-1])

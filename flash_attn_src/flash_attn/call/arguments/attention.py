@@ -38,7 +38,7 @@ def check_dense(call: AttentionCall) -> None:
             and type(call.deterministic) is bool
             and type(call.return_softmax) is bool
         )
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         fine = False
     if not fine:
         diagnose_tensors(q, k, v, ("batch", "seqlen", "heads", "head_dim"))
@@ -88,7 +88,7 @@ def check_varlen(call: AttentionCall) -> None:
             and type(call.return_softmax) is bool
             and block_table is None
         )
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         fine = False
     if not fine:
         axes = ("total_k", "heads", "head_dim")
