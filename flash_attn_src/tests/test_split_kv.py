@@ -232,7 +232,7 @@ def test_what_the_rule_is_asked(causal: bool, window: tuple[int, int], seen: int
         mock.patch.object(split_kv, "are_faster") as asked,
     ):
         split_kv.is_profitable(64, call)
-        asked.assert_called_once_with(1, 3, seen, 32, 8, 128, 64, 132, 20.0)
+        asked.assert_called_once_with(1, 3, seen, 32, 8, 128, 64, 132, 6.0)
         least = planning.SPLIT_KV.least_keys
         for keys in (least - 1, least):
             split_kv.is_profitable(64, attention_call(q, k[:, :keys], v[:, :keys], softmax_scale=1.0))
