@@ -411,8 +411,8 @@ def flash_attn_with_kvcache(
 
 
 def _cached(*values: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a cache. values: q, the caches, return_softmax_lse, the descales, the fields of `CacheCall` from k
-    to num_splits, those of `Options`."""
+    """Attention over a cache. values: q, the caches, return_softmax_lse, the descales; then the fields of `CacheCall`
+    from k to num_splits, and the fields of `Options`."""
     q, k_cache, v_cache, return_softmax_lse, k_descale, v_descale, *more = values
     call = CacheCall(q, k_cache, v_cache, Options(*more[10:]), *more[:10])
     given = None, k_descale, v_descale

@@ -23,7 +23,7 @@ pub struct Bias {
 /// In which numbers a forward of whole sequences computes its products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compute {
-    /// In those of its tensors.
+    /// In the type of its tensors.
     #[default]
     AsStored,
     /// Products of queries and keys in INT8, with a scale for a block of rows. RDNA 3 and 4 have kernels.
@@ -69,13 +69,13 @@ pub struct Options {
     /// Whether a row of q is a row of a second query, as wide as v, and behind it `head_dim` columns: v are keys of the
     /// second query too, as in multi-head latent attention.
     pub has_second_query: bool,
-    /// Device addresses of fp32 `(batch, heads_k)`: what undoes the scales of q, k and v. With [`Compute::Fp8`] those of
-    /// tensors that are not FP8 are computed where they are 0, and q's is `(batch, heads)`.
+    /// Device addresses of the factors of q, k and v in FP8, each fp32 `(batch, heads_k)`. With [`Compute::Fp8`] q's are
+    /// `(batch, heads)`, and an address of 0 asks for the factors to be computed, for a tensor that is not FP8.
     pub descales: [u64; 3],
     /// In which numbers products are computed.
     pub compute: Compute,
     /// Device address of fp32 `(batch, heads_k, head_dim)` for [`Compute::Int8`]: the mean key, which is subtracted from
-    /// each key and changes no result. The logarithms of the sums are those of scores without it.
+    /// each key. The result stays the same; the logarithms of the sums are of the scores after the subtraction.
     pub k_mean: u64,
     /// Which keys a query sees besides.
     pub mask: Mask,

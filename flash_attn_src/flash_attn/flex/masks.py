@@ -168,7 +168,7 @@ def _narrowed(pair: _Pair) -> _Pair:
 
 
 def _joined(first: _Pair, second: _Pair) -> _Pair:
-    """Ids that are equal where both are; those of 15 bits stay narrow."""
+    """Ids that are equal where both pairs of ids are equal. Ids of 15 bits give narrow ids."""
 
     def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         wide = ((a.long() + (1 << 31)) << 32) | (b.long() & 0xFFFFFFFF)

@@ -304,7 +304,7 @@ _SUM = Operation(
     has_separate_outputs=True,
     tuning="fixed",
 )
-# The element type is that of the sinks.
+# T is the element type of the sinks.
 _BACKWARD_SINKS = replace(
     _SUM,
     name="bwd-dsinks",
